@@ -1,0 +1,1 @@
+"""Prefold: a prefix cache for serving large language models."""

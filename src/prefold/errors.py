@@ -1,0 +1,80 @@
+"""Errors: the whole tree of exceptions that cross a package boundary.
+
+::
+
+    PrefoldError
+    ├── InvalidInputError (ValueError)   can never work
+    │   ├── ConfigError                  a value or a combination, at start
+    │   └── RequestError                 one request: too long, bad sampling
+    ├── CapacityError                    may work later
+    │   ├── OutOfBlocksError             needed and available counts attached
+    │   └── QueueFullError               the admission queue is full
+    └── StateError (RuntimeError)        the object's state forbids the call
+        ├── LeaseReleasedError
+        └── EngineStoppedError
+
+    InvariantError (AssertionError)      a bug in Prefold itself
+
+Messages give the value and the limit and say what to change. Token ids, prompt
+text, salts and keys never enter one.
+"""
+
+from __future__ import annotations
+
+
+class PrefoldError(Exception):
+    """Anything Prefold raises on purpose."""
+
+
+class InvalidInputError(PrefoldError, ValueError):
+    """The input can never work, whatever the system's state."""
+
+
+class ConfigError(InvalidInputError):
+    """A setting, or a combination of settings, model and machine, cannot be used."""
+
+
+class RequestError(InvalidInputError):
+    """One request cannot be served: too long, empty, or with senseless parameters."""
+
+
+class CapacityError(PrefoldError):
+    """There is no room now; the same call may work later."""
+
+
+class OutOfBlocksError(CapacityError):
+    """The pool cannot give the blocks asked for.
+
+    Attributes:
+        num_needed: Blocks the call needed.
+        num_available: Blocks it could have had: free ones and evictable idle ones.
+    """
+
+    def __init__(self, num_needed: int, num_available: int) -> None:
+        super().__init__(f"{num_needed} blocks needed, {num_available} available")
+        self.num_needed = num_needed
+        self.num_available = num_available
+
+
+class QueueFullError(CapacityError):
+    """The admission queue holds as many requests as it may."""
+
+
+class StateError(PrefoldError, RuntimeError):
+    """The object is in a state that forbids the call."""
+
+
+class LeaseReleasedError(StateError):
+    """A lease was used after its release."""
+
+
+class EngineStoppedError(StateError):
+    """The engine has stopped and takes no more requests."""
+
+
+class InvariantError(AssertionError):
+    """An internal rule is broken: a bug here, never the caller's doing.
+
+    Deliberately no ``PrefoldError``, so that handling the library's errors cannot
+    hide its bugs.
+    """
