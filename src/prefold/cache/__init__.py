@@ -1,0 +1,51 @@
+"""Prefix cache: who holds which blocks, and what later requests may reuse.
+
+| module | holds |
+|---|---|
+| ``prefix_cache`` | the one door: acquire, reserve, commit, release |
+| ``access`` | what a request may do with the cache |
+| ``lease`` | a sequence's hold on blocks |
+| ``survey`` | what a prompt would hit, and why not more |
+| ``explain`` | the reason of a miss |
+| ``frontier`` | what running sequences are about to publish |
+| ``selector`` | what to invalidate, and the receipt |
+| ``keys`` | block keys of live blocks |
+| ``accounting`` | counts for the outside |
+| ``invariants`` | the check of all of it against all of it |
+"""
+
+from prefold.cache.access import NO_CACHE, READ_WRITE, Access
+from prefold.cache.accounting import CacheSnapshot
+from prefold.cache.explain import MissKind, MissReason
+from prefold.cache.frontier import FrontierMatch
+from prefold.cache.lease import Fork, Lease
+from prefold.cache.prefix_cache import PrefixCache
+from prefold.cache.selector import (
+    ByDomain,
+    ByFingerprint,
+    ByPrefix,
+    Everything,
+    Receipt,
+    Selector,
+)
+from prefold.cache.survey import Lookup
+
+__all__ = [
+    "NO_CACHE",
+    "READ_WRITE",
+    "Access",
+    "ByDomain",
+    "ByFingerprint",
+    "ByPrefix",
+    "CacheSnapshot",
+    "Everything",
+    "Fork",
+    "FrontierMatch",
+    "Lease",
+    "Lookup",
+    "MissKind",
+    "MissReason",
+    "PrefixCache",
+    "Receipt",
+    "Selector",
+]

@@ -1,0 +1,123 @@
+"""Lease: one sequence's hold on blocks, from acquire to release.
+
+::
+
+    block_ids   [ matched and published | private, computed | private, reserved ]
+                  pinned in the tree      not findable yet    no content yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefold.blocks.table import BlockCopy, BlockId, BlockIds, BlockTable, TokenIds
+from prefold.cache.access import Access
+from prefold.cache.explain import MissReason
+from prefold.cache.frontier_key import FrontierKey
+from prefold.identity.domain import Audience
+from prefold.tree.node import Node
+from prefold.tree.prefix_tree import PrefixTree
+
+
+class Lease:
+    """What a running sequence holds. Callers only read it; the cache changes it.
+
+    Attributes:
+        node: Where its published part ends in the tree.
+        num_published: Published or matched blocks, the first ones of its table.
+        num_hit_tokens: Tokens whose KV was there at ``acquire``: whole blocks, and what
+            the pending copy brings. Falls if that copy is dropped.
+        copy_source: The pinned node whose block is to be copied from.
+        throwaway: Where it publishes if it must not publish to anybody.
+        is_doomed: Whether what it holds was invalidated while it runs.
+        frontier_key: Where its frontier is filed.
+    """
+
+    __slots__ = (
+        "access",
+        "audiences",
+        "copy_source",
+        "frontier_key",
+        "is_doomed",
+        "is_released",
+        "miss",
+        "node",
+        "num_copy_tokens",
+        "num_matched_tokens",
+        "num_published",
+        "table",
+        "throwaway",
+        "tokens",
+        "tree",
+    )
+
+    def __init__(
+        self,
+        *,
+        tree: PrefixTree,
+        audiences: Sequence[Audience],
+        access: Access,
+        tokens: TokenIds,
+        miss: MissReason,
+    ) -> None:
+        self.tree = tree
+        self.audiences = audiences
+        self.access = access
+        self.tokens = tokens
+        self.miss = miss
+        self.node: Node = tree.root
+        self.table = BlockTable(tree.path_ids(tree.root, below=tree.root))
+        self.num_published = 0
+        self.num_matched_tokens = 0
+        self.copy_source: Node | None = None
+        self.num_copy_tokens = 0
+        self.throwaway: Audience | None = None
+        self.is_doomed = False
+        self.frontier_key: FrontierKey | None = None
+        self.is_released = False
+
+    def __repr__(self) -> str:
+        return f"Lease({len(self.table)} blocks, {self.num_published} published)"
+
+    @property
+    def block_ids(self) -> BlockIds:
+        """Physical block ids in order, as a view that later calls may change."""
+        return self.table.ids
+
+    @property
+    def num_published_tokens(self) -> int:
+        return self.num_published * self.tree.block_size
+
+    @property
+    def num_hit_tokens(self) -> int:
+        return self.num_matched_tokens + self.num_copy_tokens
+
+    @property
+    def own_audience(self) -> Audience:
+        """Whom it publishes for."""
+        return self.audiences[-1] if self.throwaway is None else self.throwaway
+
+    @property
+    def pending_copy(self) -> BlockCopy | None:
+        """The copy to carry out before the next step, once its target is reserved."""
+        index = self.num_matched_tokens // self.tree.block_size
+        if self.copy_source is None or index >= len(self.table):
+            return None
+        return BlockCopy(
+            source=BlockId(int(self.copy_source.block_ids[0])),
+            target=BlockId(int(self.table.ids[index])),
+            num_tokens=self.num_copy_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A new lease that shares everything computed so far.
+
+    Attributes:
+        copy: The partial tail's copy, to be carried out at once; None if there is none.
+    """
+
+    lease: Lease
+    copy: BlockCopy | None

@@ -1,0 +1,153 @@
+"""Lease paths: how a lease moves down the tree as its sequence computes.
+
+::
+
+    root ── A ── B ── C        the lease ends at C and has one count on A, B and C
+                  `── D        a block published by another sequence meanwhile
+
+A walk from where the lease ends finds what is there already (adopted); the rest is
+published. So a lease always ends at a node's end, and equal blocks of one audience
+never stand side by side.
+"""
+
+from __future__ import annotations
+
+from prefold.blocks.pool import BlockPool, BlockState
+from prefold.blocks.table import BlockIds, BlockTable
+from prefold.cache.lease import Lease
+from prefold.cache.survey import Survey
+from prefold.identity.domain import Audience, AudienceKind
+from prefold.tree.node import Node, Readers
+from prefold.tree.walk import Endpoint, longest_paths
+
+
+class LeasePaths:
+    """Moves leases. Owned by the cache."""
+
+    __slots__ = ("_last_serial", "_pool")
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._last_serial = 0
+
+    def begin(self, lease: Lease, found: Survey) -> None:
+        """Pin the longest path found, and the block to copy from, if there is one.
+
+        A copy source is cut down to that one block, so that only as much is pinned.
+        """
+        tree = lease.tree
+        end = found.ends[0]
+        node = tree.settle(end)
+        source: Node | None = None
+        agreement = found.agreement
+        if found.num_copy_tokens and agreement is not None:
+            source = agreement.child
+            if source is None:
+                # The next block of a run. The lower half keeps the node, so after the
+                # split that is what begins with it.
+                if agreement.endpoint is not end:
+                    tree.settle(agreement.endpoint)
+                source = agreement.endpoint.node
+            if source.num_blocks > 1:
+                source = tree.split(source, 1)
+        # The source goes first: pinning may push partial leaves out of inner maps.
+        if source is not None:
+            tree.pin(source)
+            lease.copy_source = source
+            lease.num_copy_tokens = found.num_copy_tokens
+        tree.pin(node)
+        tree.count_hit(node)
+        lease.node = node
+        lease.num_published = end.position
+        lease.num_matched_tokens = found.num_matched_tokens
+        lease.table = BlockTable(tree.path_ids(node, below=tree.root))
+
+    def walk(self, lease: Lease, limit: int) -> Endpoint:
+        """Return how far ``lease.tokens`` can be followed from where the lease ends."""
+        tree, node = lease.tree, lease.node
+        readable = self._readable(lease)
+        rank = readable.index(node.readers) if node.readers in readable else 0
+        start = Endpoint(node, node.num_blocks, rank, lease.num_published)
+        return longest_paths(start, lease.tokens, limit, readable, tree.block_size)[0]
+
+    def _readable(self, lease: Lease) -> list[Readers]:
+        audiences: list[Audience] = []
+        if lease.access.read and not lease.is_doomed:
+            audiences.extend(lease.audiences)
+        elif lease.throwaway is None:
+            audiences.append(lease.own_audience)
+        if lease.throwaway is not None:
+            audiences.append(lease.throwaway)
+        return lease.tree.audiences.readable(audiences)
+
+    def publish(self, lease: Lease, full: int) -> None:
+        """Adopt what is there of the first ``full`` blocks, and publish the rest."""
+        best = self.walk(lease, full)
+        if best.position > lease.num_published:
+            self.move(lease, best)
+        begin = lease.num_published
+        if begin < full:
+            tree = lease.tree
+            size = tree.block_size
+            tokens = lease.tokens[begin * size : full * size]
+            readers = tree.audiences.of(lease.own_audience)
+            lease.node = tree.publish(
+                lease.node, readers, tokens, lease.block_ids[begin:full]
+            )
+            lease.num_published = full
+
+    def move(self, lease: Lease, end: Endpoint) -> None:
+        """Let the lease end at ``end``, below where it ends now, and adopt the blocks."""
+        tree, left = lease.tree, lease.node
+        node = tree.settle(end)
+        adopted = tree.path_ids(node, below=left)
+        replaced = lease.table.replace(lease.num_published, adopted)
+        self._pool.free(replaced, BlockState.PRIVATE)
+        tree.pin(node, below=left)
+        lease.node = node
+        lease.num_published = end.position
+        tree.merge(left)
+
+    def branch(self, fork: Lease, lease: Lease, tail: BlockIds) -> None:
+        """Let ``fork`` end where ``lease`` does, with ``tail`` as its only own block."""
+        fork.node = lease.node
+        fork.throwaway = lease.throwaway
+        fork.is_doomed = lease.is_doomed
+        fork.num_published = lease.num_published
+        fork.num_matched_tokens = lease.num_published_tokens
+        fork.table = BlockTable(lease.block_ids[: lease.num_published].copy())
+        fork.table.append(tail)
+        fork.tree.pin(fork.node)
+
+    def end(self, lease: Lease, computed: int) -> None:
+        """Publish the partial tail, give the private blocks back, and leave the tree."""
+        kept = lease.num_published + self._publish_tail(lease, computed)
+        self._pool.free(lease.block_ids[kept:], BlockState.PRIVATE)
+        lease.is_released = True
+        tree, node = lease.tree, lease.node
+        parent = node.parent
+        tree.unpin(node)
+        tree.merge(node)
+        if parent is not None:
+            tree.merge(parent)
+
+    def _publish_tail(self, lease: Lease, computed: int) -> int:
+        tree, begin = lease.tree, lease.num_published
+        tail = lease.tokens[begin * tree.block_size : computed]
+        if len(tail) == 0 or lease.throwaway is not None:
+            return 0
+        own = tree.audiences.of(lease.own_audience)
+        readable = [readers for readers in self._readable(lease) if readers is not own]
+        published = tree.publish_partial(
+            lease.node, [*readable, own], tail, lease.block_ids[begin : begin + 1]
+        )
+        tree.audiences.forget_if_empty(own)
+        return int(published)
+
+    def throw_away(self, lease: Lease) -> None:
+        """Make the lease publish where nobody but its forks can read."""
+        if lease.throwaway is None:
+            self._last_serial += 1
+            lease.throwaway = Audience(
+                AudienceKind.THROWAWAY, lease.audiences[-1].domain, self._last_serial
+            )

@@ -1,0 +1,389 @@
+"""Prefix cache: the one door to blocks, trees, leases and eviction.
+
+In the order a sequence uses it::
+
+    lease = cache.acquire(fingerprint, domain, tokens)   what is there, pinned
+    cache.reserve(lease, n)                              room for n positions in all
+    ...copy, compute...
+    cache.copied(lease)                                  the pending copy is done
+    cache.commit(lease, tokens, computed)                full blocks become findable
+    cache.release(lease, tokens, computed)               whatever the outcome
+
+``tokens`` is the sequence's own int64 buffer, longer by at most the sampled token that
+has no KV yet; ``computed`` says how many positions have KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from prefold.blocks.pool import BlockCounts, BlockPool
+from prefold.blocks.table import (
+    TOKEN_DTYPE,
+    BlockCopy,
+    BlockId,
+    BlockIds,
+    TokenIds,
+    num_blocks_for,
+)
+from prefold.cache.access import READ_WRITE, Access
+from prefold.cache.accounting import CacheSnapshot
+from prefold.cache.frontier import Frontiers
+from prefold.cache.invalidation import invalidate
+from prefold.cache.invariants import check_cache
+from prefold.cache.keys import KeyIndex
+from prefold.cache.lease import Fork, Lease
+from prefold.cache.paths import LeasePaths
+from prefold.cache.room import Room
+from prefold.cache.selector import Receipt, Selector
+from prefold.cache.survey import Lookup, survey
+from prefold.cache.trees import Trees
+from prefold.errors import ConfigError, InvalidInputError, LeaseReleasedError, StateError
+from prefold.identity.block_key import BlockKey, extend_content, root_content
+from prefold.identity.domain import Domain, readable_audiences
+from prefold.identity.fingerprint import Fingerprint
+from prefold.identity.secret import MasterSecret
+
+
+class PrefixCache:
+    """A pool of blocks and what is cached in it. One thread.
+
+    Invariants: see ``prefold.cache.invariants``, which ``check_invariants`` runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        clock: Callable[[], float],
+        block_size: int = 16,
+        policy: str = "lru",
+        master_secret: MasterSecret | None = None,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            num_blocks: Blocks of the pool, shared by active requests and cached KV.
+            clock: Seconds, never decreasing; only differences are used.
+            block_size: Token positions in a block.
+            policy: Name of the eviction policy.
+            master_secret: Roots the block keys. Without one, keys made here mean
+                nothing to any other process.
+
+        Raises:
+            ConfigError: No blocks, a block size below 1, or an unknown policy.
+        """
+        if block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, got {block_size}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._pool = BlockPool(num_blocks)
+        self._trees = Trees(self._pool, block_size, clock)
+        self._room = Room(self._pool, self._trees, policy)
+        self._paths = LeasePaths(self._pool)
+        self._frontiers = Frontiers()
+        self._keys = KeyIndex(master_secret or MasterSecret.generate())
+        self._leases: set[Lease] = set()
+        self._num_invalidations = 0
+
+    # -- a sequence's calls --------------------------------------------------------
+
+    def acquire(
+        self,
+        fingerprint: Fingerprint,
+        domain: Domain,
+        tokens: TokenIds,
+        *,
+        access: Access = READ_WRITE,
+    ) -> Lease:
+        """Pin the longest cached prefix of ``tokens`` that ``domain`` may read.
+
+        Never matches the last token: one must be computed, to have logits. The match
+        ends at a whole block; where the next block agrees in four tokens or more, the
+        lease has a pending copy of them. O(nodes of the path), and one comparison of
+        arrays as long as the match.
+
+        Raises:
+            InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or
+                has a negative one; or the fingerprint has another block size.
+        """
+        self._check_tokens(tokens)
+        tree = self._trees.of(fingerprint)
+        audiences = readable_audiences(domain)
+        found = survey(tree, tree.audiences.readable(audiences), tokens, access)
+        lease = Lease(
+            tree=tree,
+            audiences=audiences,
+            access=access,
+            tokens=tokens,
+            miss=self._trees.explain(fingerprint, audiences, tokens, found.miss),
+        )
+        if not access.write:
+            self._paths.throw_away(lease)
+        self._paths.begin(lease, found)
+        self._room.watch_copy(lease)
+        self._leases.add(lease)
+        self._frontiers.refile(lease)
+        return lease
+
+    def reserve(self, lease: Lease, num_tokens: int) -> None:
+        """Give the lease blocks for positions 0 to ``num_tokens`` - 1, as far as it lacks.
+
+        Takes free blocks, then sweeps dead ones, then evicts, then drops pending
+        copies, this lease's or another's, for the block their source pins.
+
+        Raises:
+            OutOfBlocksError: With both numbers. Only pending copies may be gone.
+            LeaseReleasedError: The lease was released.
+        """
+        self._check_live(lease)
+        missing = num_blocks_for(num_tokens, self.block_size) - len(lease.table)
+        if missing > 0:
+            lease.table.append(self._room.take(missing))
+
+    def copied(self, lease: Lease) -> None:
+        """Note that the pending copy was carried out: its source is pinned no longer.
+
+        Raises:
+            StateError: There is no pending copy.
+        """
+        self._check_live(lease)
+        if lease.copy_source is None:
+            raise StateError("the lease has no pending copy")
+        self._room.unpin_source(lease)
+
+    def commit(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
+        """Publish the full blocks among the first ``computed`` tokens.
+
+        Call it when a block became full and its step has finished. Where the tree has
+        such a block already, that one is adopted and the lease's own is freed, so
+        entries of ``lease.block_ids`` may change. Reads only what follows the published
+        part; O(1) for one block.
+
+        Raises:
+            InvalidInputError: ``computed`` exceeds ``tokens`` or the reserved blocks,
+                or falls below what is published.
+            LeaseReleasedError: The lease was released.
+        """
+        self._check_live(lease)
+        self._check_computed(lease, tokens, computed)
+        lease.tokens = tokens
+        full = computed // self.block_size
+        if full > lease.num_published:
+            self._paths.publish(lease, full)
+            self._frontiers.refile(lease)
+
+    def adopt(self, lease: Lease, tokens: TokenIds, computed: int) -> int:
+        """Skip what others have published meanwhile; return how many tokens then have KV.
+
+        Call it before a prefill chunk. Never skips the last token. Publishes first
+        what is full. A partly filled or reserved block that is replaced is freed.
+
+        Raises:
+            InvalidInputError: As ``commit``.
+            LeaseReleasedError: The lease was released.
+        """
+        self.commit(lease, tokens, computed)
+        if not lease.access.read or lease.is_doomed:
+            return computed
+        best = self._paths.walk(lease, (len(tokens) - 1) // self.block_size)
+        reached = best.position * self.block_size
+        if reached <= computed:
+            return computed
+        if lease.copy_source is not None:
+            self._room.drop_copy(lease)
+        self._paths.move(lease, best)
+        self._frontiers.refile(lease)
+        return reached
+
+    def release(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
+        """End the lease, whatever became of its request.
+
+        Publishes the full blocks and the partial tail of exactly ``computed`` tokens.
+        After an exception inside a step, pass what was computed before that step.
+
+        Raises:
+            InvalidInputError: As ``commit``; the lease then is as it was.
+            LeaseReleasedError: It was released before.
+        """
+        self.commit(lease, tokens, computed)
+        if lease.copy_source is not None:
+            self._room.drop_copy(lease)
+        self._frontiers.remove(lease)
+        self._paths.end(lease, computed)
+        self._leases.discard(lease)
+        self._room.enter_leaves(lease.tree)
+
+    def fork(
+        self, lease: Lease, tokens: TokenIds, computed: int, num_forks: int
+    ) -> list[Fork]:
+        """Return new leases that share everything computed so far.
+
+        Full blocks are published and shared; of a partial tail each fork gets a copy,
+        which the caller carries out at once, before anything else.
+
+        Raises:
+            InvalidInputError: As ``commit``, or fewer than one fork.
+            StateError: The lease has a pending copy.
+            OutOfBlocksError: There is no room for the tails; no fork was made.
+            LeaseReleasedError: The lease was released.
+        """
+        if num_forks < 1:
+            raise InvalidInputError(f"num_forks must be at least 1, got {num_forks}")
+        self._check_live(lease)
+        if lease.copy_source is not None:
+            raise StateError("a lease with a pending copy cannot be forked")
+        self.commit(lease, tokens, computed)
+        tail = computed % self.block_size
+        targets = self._room.take(num_forks if tail else 0)
+        return [self._fork(lease, targets[i : i + 1], tail) for i in range(num_forks)]
+
+    # -- questions -----------------------------------------------------------------
+
+    def lookup(
+        self,
+        fingerprint: Fingerprint,
+        domain: Domain,
+        tokens: TokenIds,
+        *,
+        access: Access = READ_WRITE,
+    ) -> Lookup:
+        """Return what ``acquire`` would find. Has no effect at all.
+
+        Raises:
+            InvalidInputError: As ``acquire``.
+        """
+        self._check_tokens(tokens)
+        tree = self._trees.of(fingerprint)
+        audiences = readable_audiences(domain)
+        found = survey(tree, tree.audiences.readable(audiences), tokens, access)
+        frontier = None
+        if access.read:
+            frontier = self._frontiers.find(found.ends, tokens, audiences, self.block_size)
+        return Lookup(
+            num_matched_tokens=found.num_matched_tokens,
+            num_hit_tokens=found.num_matched_tokens + found.num_copy_tokens,
+            miss=self._trees.explain(fingerprint, audiences, tokens, found.miss),
+            frontier=frontier,
+        )
+
+    def version(self, fingerprint: Fingerprint) -> int:
+        """Return a number that changes whenever ``lookup`` could answer differently."""
+        return self._trees.of(fingerprint).version
+
+    def block_keys(
+        self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
+    ) -> list[BlockKey]:
+        """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
+        self._check_tokens(tokens)
+        audience = readable_audiences(domain)[-1]
+        contents = extend_content(root_content(fingerprint), tokens, self.block_size)
+        return [self._keys.key_of(audience, content) for content in contents]
+
+    def find(self, key: BlockKey) -> BlockId | None:
+        """Return a live block with that key, or None; several may have it."""
+        return self._keys.find(key, self._trees.roots())
+
+    @property
+    def counts(self) -> BlockCounts:
+        return self._pool.counts
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``reserve`` could give at this moment."""
+        return self._pool.num_free + self._pool.num_idle
+
+    def snapshot(self) -> CacheSnapshot:
+        """Return the figures of this moment."""
+        trees = self._trees.all()
+        return CacheSnapshot(
+            blocks=self._pool.counts,
+            num_trees=len(trees),
+            num_nodes=sum(tree.num_nodes for tree in trees),
+            num_leases=len(self._leases),
+            num_evictions=self._room.num_evictions,
+            num_evicted_blocks=self._room.num_evicted_blocks,
+        )
+
+    # -- invalidation --------------------------------------------------------------
+
+    def invalidate(self, selector: Selector) -> Receipt:
+        """Make everything the selector covers unfindable, at once.
+
+        Requests admitted before finish on the blocks they hold and publish nothing
+        that anybody could find. Blocks come free as they are needed. O(audiences and
+        running leases), not blocks.
+        """
+        self._num_invalidations += 1
+        loss = invalidate(selector, self._trees)
+        for lease in self._leases:
+            if loss.covers(lease):
+                self._paths.throw_away(lease)
+                lease.is_doomed = True
+                self._frontiers.remove(lease)
+        return Receipt(
+            num_blocks=loss.num_blocks,
+            num_leased_blocks=loss.num_leased_blocks,
+            is_upper_bound=loss.is_upper_bound,
+            num_invalidations=self._num_invalidations,
+        )
+
+    # -- checks --------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Prove the accounting against pool, trees and leases. O(blocks and tokens).
+
+        Raises:
+            InvariantError: Something does not add up.
+        """
+        check_cache(
+            pool=self._pool,
+            trees=self._trees.all(),
+            leases=self._leases,
+            room=self._room,
+            frontiers=self._frontiers,
+        )
+
+    def _fork(self, lease: Lease, target: BlockIds, tail: int) -> Fork:
+        fork = Lease(
+            tree=lease.tree,
+            audiences=lease.audiences,
+            access=lease.access,
+            tokens=lease.tokens,
+            miss=lease.miss,
+        )
+        copy = None
+        if tail:
+            source = int(lease.block_ids[lease.num_published])
+            copy = BlockCopy(
+                source=BlockId(source), target=BlockId(int(target[0])), num_tokens=tail
+            )
+        self._paths.branch(fork, lease, target)
+        self._leases.add(fork)
+        self._frontiers.refile(fork)
+        return Fork(lease=fork, copy=copy)
+
+    def _check_tokens(self, tokens: TokenIds) -> None:
+        if tokens.ndim != 1 or tokens.dtype != TOKEN_DTYPE:
+            raise InvalidInputError(
+                f"tokens must be a one-dimensional int64 array, got {tokens.ndim} "
+                f"dimensions of {tokens.dtype}"
+            )
+        if len(tokens) == 0:
+            raise InvalidInputError("tokens must not be empty")
+        if np.any(tokens < 0):
+            raise InvalidInputError("token ids must not be negative")
+
+    def _check_live(self, lease: Lease) -> None:
+        if lease.is_released:
+            raise LeaseReleasedError("the lease was released before")
+
+    def _check_computed(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
+        limit = min(len(tokens), len(lease.table) * self.block_size)
+        if not lease.num_published_tokens <= computed <= limit:
+            raise InvalidInputError(
+                f"computed must be from {lease.num_published_tokens} (published) to "
+                f"{limit} (known and reserved), got {computed}"
+            )

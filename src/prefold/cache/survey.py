@@ -1,0 +1,116 @@
+"""Survey: what a prompt would hit in a tree, and why not more. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefold.blocks.table import TokenIds
+from prefold.cache.access import Access
+from prefold.cache.explain import MissKind, MissReason
+from prefold.cache.frontier import FrontierMatch
+from prefold.tree.node import LossCause, Readers, Tombstone
+from prefold.tree.prefix_tree import PrefixTree
+from prefold.tree.walk import (
+    MIN_COPY_TOKENS,
+    Agreement,
+    Endpoint,
+    best_agreement,
+    longest_paths,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What ``acquire`` would find at this moment.
+
+    Attributes:
+        num_matched_tokens: In whole blocks, shared in place.
+        num_hit_tokens: With those that would be copied out of one more block.
+        frontier: A running sequence that will publish more of this prompt, or None.
+    """
+
+    num_matched_tokens: int
+    num_hit_tokens: int
+    miss: MissReason
+    frontier: FrontierMatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The ends of the longest readable paths, widest first, and what lies beyond."""
+
+    ends: Sequence[Endpoint]
+    agreement: Agreement | None
+    num_matched_tokens: int
+    num_copy_tokens: int
+    miss: MissReason
+
+
+def survey(
+    tree: PrefixTree, readable: Sequence[Readers], tokens: TokenIds, access: Access
+) -> Survey:
+    """Walk the tree for ``tokens``, never matching the last one."""
+    size = tree.block_size
+    start = Endpoint(tree.root, 0, 0, 0)
+    if not access.read:
+        return Survey([start], None, 0, 0, MissReason(kind=MissKind.READ_OFF, at_token=0))
+    ends = longest_paths(start, tokens, (len(tokens) - 1) // size, readable, size)
+    matched = ends[0].position * size
+    agreement = best_agreement(ends, tokens, readable, size)
+    agreed = agreement.num_tokens if agreement is not None else 0
+    usable = min(agreed, len(tokens) - 1 - matched)
+    copied = usable if usable >= MIN_COPY_TOKENS else 0
+    miss = _reason(ends, tokens, readable, size, agreed)
+    return Survey(ends, agreement, matched, copied, miss)
+
+
+def _reason(
+    ends: Sequence[Endpoint],
+    tokens: TokenIds,
+    readable: Sequence[Readers],
+    size: int,
+    agreed: int,
+) -> MissReason:
+    matched = ends[0].position * size
+    if matched + agreed >= len(tokens) - 1:
+        return MissReason(kind=MissKind.COMPLETE, at_token=len(tokens) - 1)
+    tombstone = _tombstone(ends, tokens, readable, size)
+    if tombstone is not None:
+        is_evicted = tombstone.cause is LossCause.EVICTED
+        return MissReason(
+            kind=MissKind.EVICTED if is_evicted else MissKind.INVALIDATED,
+            at_token=matched + agreed,
+            lost_at=tombstone.at,
+            policy=tombstone.policy,
+            num_lost_blocks=tombstone.num_blocks,
+        )
+    if agreed or (matched and readable and any(_goes_on(end, readable) for end in ends)):
+        return MissReason(kind=MissKind.DIVERGED, at_token=matched + agreed)
+    if len(tokens) <= size:
+        return MissReason(kind=MissKind.TOO_SHORT, at_token=0)
+    return MissReason(kind=MissKind.NEVER_SEEN, at_token=matched)
+
+
+def _tombstone(
+    ends: Sequence[Endpoint], tokens: TokenIds, readable: Sequence[Readers], size: int
+) -> Tombstone | None:
+    for end in ends:
+        begin = end.position * size
+        if end.node.tombstones is None or not end.is_node_end or len(tokens) < begin + size:
+            continue
+        lost = tokens[begin : begin + size].tobytes()
+        for readers in readable:
+            tombstone = end.node.tombstones.get((readers, lost))
+            if tombstone is not None:
+                return tombstone
+    return None
+
+
+def _goes_on(end: Endpoint, readable: Sequence[Readers]) -> bool:
+    if not end.is_node_end:
+        return True
+    # Everything below a node of the reader's own is its own. Below a shared node
+    # hang strangers' children too, and neither their number nor their presence may
+    # show, so there only an agreement tells.
+    return end.node.readers is readable[-1] and end.node.has_children

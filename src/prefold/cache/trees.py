@@ -1,0 +1,93 @@
+"""Trees: one prefix tree per fingerprint, over one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from prefold.blocks.pool import BlockPool
+from prefold.blocks.table import TokenIds
+from prefold.cache.explain import MissKind, MissReason
+from prefold.errors import ConfigError
+from prefold.identity.block_key import ContentKey, root_content
+from prefold.identity.domain import Audience
+from prefold.identity.fingerprint import Fingerprint
+from prefold.tree.node import Readers
+from prefold.tree.prefix_tree import PrefixTree
+
+#: Tombstones a tree keeps at most: explanations must not become a second cache.
+MAX_TOMBSTONES = 16_384
+
+
+class Trees:
+    """The trees of one cache, made when their fingerprint is first used."""
+
+    __slots__ = ("_block_size", "_by_fingerprint", "_clock", "_in_order", "_pool")
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._clock = clock
+        self._by_fingerprint: dict[Fingerprint, PrefixTree] = {}
+        self._in_order: list[PrefixTree] = []
+
+    def of(self, fingerprint: Fingerprint) -> PrefixTree:
+        """Return the tree of a fingerprint.
+
+        Raises:
+            ConfigError: The fingerprint is of another block size.
+        """
+        tree = self._by_fingerprint.get(fingerprint)
+        if tree is not None:
+            return tree
+        if fingerprint.block_size != self._block_size:
+            raise ConfigError(
+                f"the cache has blocks of {self._block_size} tokens, the fingerprint is "
+                f"for {fingerprint.block_size}"
+            )
+        tree = PrefixTree(
+            tree_id=len(self._in_order),
+            pool=self._pool,
+            block_size=self._block_size,
+            clock=self._clock,
+            max_tombstones=MAX_TOMBSTONES,
+        )
+        self._by_fingerprint[fingerprint] = tree
+        self._in_order.append(tree)
+        return tree
+
+    def all(self) -> list[PrefixTree]:
+        return self._in_order
+
+    def holding(self, readers: Readers) -> PrefixTree:
+        """Return the tree whose audience ``readers`` is."""
+        return self._in_order[readers.tree_id]
+
+    def roots(self) -> dict[PrefixTree, ContentKey]:
+        """Return every tree with the content key that roots its chain."""
+        return {tree: root_content(fp) for fp, tree in self._by_fingerprint.items()}
+
+    def explain(
+        self,
+        fingerprint: Fingerprint,
+        audiences: Sequence[Audience],
+        tokens: TokenIds,
+        miss: MissReason,
+    ) -> MissReason:
+        """Refine "never seen" where another fingerprint's tree has the first block."""
+        if miss.kind is not MissKind.NEVER_SEEN or miss.at_token > 0:
+            return miss
+        first = tokens[: self._block_size].tobytes()
+        for other, tree in self._by_fingerprint.items():
+            children = tree.root.children
+            if other == fingerprint or not children:
+                continue
+            if any((r, first) in children for r in tree.audiences.readable(audiences)):
+                return replace(
+                    miss,
+                    kind=MissKind.OTHER_FINGERPRINT,
+                    differing_fields=fingerprint.diff(other),
+                )
+        return miss

@@ -1,0 +1,77 @@
+"""Audience table: the audiences present in one tree, and which of their epochs live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefold.identity.domain import Audience
+from prefold.tree.node import Node, Readers
+
+
+class AudienceTable:
+    """Present epochs by audience. Owned by one tree.
+
+    Raising an epoch is O(1): the old ``Readers`` is retired, and every key made with it
+    is unreachable from then on.
+    """
+
+    __slots__ = ("_epoch", "_present", "_tree_id")
+
+    def __init__(self, tree_id: int) -> None:
+        self._tree_id = tree_id
+        self._epoch = 0
+        self._present: dict[Audience, Readers] = {}
+
+    def present(self) -> list[Readers]:
+        return list(self._present.values())
+
+    def readable(self, audiences: Sequence[Audience]) -> list[Readers]:
+        """Return those of ``audiences`` that have anything here, in the same order."""
+        found = (self._present.get(audience) for audience in audiences)
+        return [readers for readers in found if readers is not None]
+
+    def of(self, audience: Audience) -> Readers:
+        """Return an audience's present epoch, made if there is none."""
+        readers = self._present.get(audience)
+        if readers is None:
+            readers = self._present[audience] = Readers(
+                audience, self._tree_id, self._epoch
+            )
+        return readers
+
+    def is_present(self, readers: Readers) -> bool:
+        return not readers.is_retired and readers.tree_epoch == self._epoch
+
+    def forget_if_empty(self, readers: Readers) -> None:
+        """Drop an audience without nodes, so that one-off salts leave nothing behind."""
+        if readers.num_nodes == 0 and self._present.get(readers.audience) is readers:
+            del self._present[readers.audience]
+
+    def retire(self, audience: Audience) -> Readers | None:
+        """Raise one audience's epoch; None if it has nothing here."""
+        readers = self._present.pop(audience, None)
+        if readers is not None:
+            readers.is_retired = True
+        return readers
+
+    def retire_all(self) -> list[Readers]:
+        """Raise the tree's epoch and return what was present."""
+        retired = self.present()
+        self._epoch += 1
+        self._present = {}
+        return retired
+
+    def is_dead(self, node: Node) -> bool:
+        """Whether the node itself was invalidated; its ancestors are not looked at."""
+        return node.parent is not None and not (
+            node.is_attached and self.is_present(node.readers)
+        )
+
+    def is_doomed(self, node: Node) -> bool:
+        """Whether the node or an ancestor is dead. O(depth in nodes)."""
+        at: Node | None = node
+        while at is not None:
+            if self.is_dead(at):
+                return True
+            at = at.parent
+        return False

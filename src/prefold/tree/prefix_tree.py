@@ -1,0 +1,398 @@
+"""Prefix tree: the cached runs of one fingerprint, and the counts that protect them.
+
+::
+
+    root ── [system prompt, 64 blocks] ─┬─ [question 1, 2 blocks] ── (partial leaf)
+                                        ├─ [question 2, 9 blocks]
+                                        `─ ...
+
+A lease pins by path counts: one on every node from its last to the root. It ends at a
+node's end, so runs are split where leases end and merged again when they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from prefold.blocks.pool import BlockPool, BlockState
+from prefold.blocks.table import BlockIds, TokenIds
+from prefold.errors import InvariantError
+from prefold.identity.domain import PUBLIC, Audience, AudienceKind
+from prefold.tree.audiences import AudienceTable
+from prefold.tree.dead import DeadList
+from prefold.tree.inner import file_child, unfile_child
+from prefold.tree.node import LossCause, Node, Readers, Tombstone
+from prefold.tree.shape import merge, split
+from prefold.tree.tombstones import Tombstones
+from prefold.tree.walk import Endpoint
+
+
+class PrefixTree:
+    """All published runs of one fingerprint. Owned by the cache; one thread.
+
+    Attributes:
+        version: Changes whenever a look-up could answer differently than before.
+        num_nodes: Nodes not yet freed, the root left out.
+
+    Invariants: see ``prefold.tree.invariants``.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_idle_leaves",
+        "_pool",
+        "audiences",
+        "block_size",
+        "dead",
+        "num_invalidations",
+        "num_nodes",
+        "root",
+        "tombstones",
+        "version",
+    )
+
+    def __init__(
+        self,
+        *,
+        tree_id: int,
+        pool: BlockPool,
+        block_size: int,
+        clock: Callable[[], float],
+        max_tombstones: int,
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self.block_size = block_size
+        self.audiences = AudienceTable(tree_id)
+        # The root belongs to no audience: an object that no key is ever made with.
+        nobody = Readers(Audience(AudienceKind.APPROVED, PUBLIC), tree_id, 0)
+        self.root = Node(readers=nobody, parent=None, start=0, at=clock())
+        self.dead = DeadList()
+        self.tombstones = Tombstones(max_tombstones)
+        self._idle_leaves: list[Node] = []
+        self.version = 0
+        self.num_invalidations = 0
+        self.num_nodes = 0
+
+    # -- pins ----------------------------------------------------------------------
+
+    def pin(self, node: Node, *, below: Node | None = None) -> None:
+        """Add one to every count from ``node`` up to ``below``, or the root; it excluded.
+
+        O(depth in nodes).
+        """
+        now = self._clock()
+        at = node
+        while at.parent is not None and at is not below:
+            if at.count == 0:
+                self._pool.use(at.block_ids)
+                at.readers.num_idle_blocks -= at.num_blocks
+            at.count += 1
+            at.last_used_at = now
+            if at.is_attached:
+                self._file(at.parent, at)
+            at = at.parent
+
+    def count_hit(self, node: Node) -> None:
+        """Note that a lease began by matching everything down to ``node``."""
+        at = node
+        while at.parent is not None:
+            at.num_hits += 1
+            at = at.parent
+
+    def path_ids(self, node: Node, *, below: Node) -> BlockIds:
+        """Return the block ids from under ``below`` down to ``node``'s end, in order."""
+        parts = []
+        at: Node | None = node
+        while at is not None and at is not below:
+            parts.append(at.block_ids)
+            at = at.parent
+        parts.reverse()
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def unpin(self, node: Node) -> None:
+        """Take one from every count from ``node`` to the root. O(depth in nodes).
+
+        Frees what then nobody can reach any more: throw-away nodes, and dead ones.
+        """
+        now = self._clock()
+        topmost_dead: Node | None = None
+        at = node
+        while at.parent is not None:
+            if at.count == 0:
+                raise InvariantError("a node was unpinned more often than pinned")
+            at.count -= 1
+            at.last_used_at = now
+            if at.count == 0:
+                self._pool.rest(at.block_ids)
+                at.readers.num_idle_blocks += at.num_blocks
+                if at.is_evictable:
+                    self._idle_leaves.append(at)
+            if at.readers.is_throwaway or self.audiences.is_dead(at):
+                topmost_dead = at
+            at = at.parent
+        if topmost_dead is not None:
+            self._free_abandoned(node, topmost_dead)
+
+    def _free_abandoned(self, node: Node, topmost: Node) -> None:
+        at: Node | None = node
+        above = topmost.parent
+        while at is not None and at is not above:
+            parent = at.parent
+            if at.count == 0 and not at.has_children:
+                self.free_node(at)
+            at = parent
+
+    # -- publish -------------------------------------------------------------------
+
+    def publish(
+        self, node: Node, readers: Readers, tokens: TokenIds, block_ids: BlockIds
+    ) -> Node:
+        """Hang a run below ``node``, where a lease ends, and move that lease to its end.
+
+        Extends ``node`` in place where only this lease passes through it and nothing
+        hangs below; else adds a child with a count of one. O(blocks published).
+        The caller has walked before: no reachable child begins with these tokens.
+        """
+        block_size = self.block_size
+        self._remove_superseded(node, readers, tokens[:block_size])
+        self._pool.publish(block_ids)
+        readers.num_blocks += len(block_ids)
+        self.version += 1
+        if (
+            node.readers is readers
+            and node.count == 1
+            and not node.has_children
+            and node.tombstones is None
+            and not self.audiences.is_dead(node)
+        ):
+            node.append_run(tokens, block_ids)
+            return node
+        child = self._new_node(node, readers, tokens.copy(), block_ids.copy())
+        child.key = (readers, child.block_bytes(0, block_size))
+        child.count = 1
+        if node.children is None:
+            node.children = {}
+        node.children[child.key] = child
+        self._file(node, child)
+        return child
+
+    def publish_partial(
+        self, node: Node, readable: Sequence[Readers], tokens: TokenIds, block_ids: BlockIds
+    ) -> bool:
+        """Hang a partial leaf of ``tokens``, fewer than a block, below ``node``.
+
+        It belongs to the last of ``readable``. Returns False, and takes no block, where
+        a readable child begins with these tokens already. The leaf is idle at once.
+        """
+        if any(self._begins_some_child(node, readers, tokens) for readers in readable):
+            return False
+        readers = readable[-1]
+        self._remove_superseded(node, readers, tokens)
+        self._pool.publish(block_ids)
+        self._pool.rest(block_ids)
+        readers.num_blocks += 1
+        readers.num_idle_blocks += 1
+        leaf = self._new_node(node, readers, tokens.copy(), block_ids.copy())
+        leaf.is_partial = True
+        node.num_partial += 1
+        self._file(node, leaf)
+        self._idle_leaves.append(leaf)
+        self.version += 1
+        return True
+
+    def _new_node(
+        self, parent: Node, readers: Readers, tokens: TokenIds, block_ids: BlockIds
+    ) -> Node:
+        node = Node(readers=readers, parent=parent, start=parent.end, at=self._clock())
+        node.set_run(tokens, block_ids)
+        readers.num_nodes += 1
+        self.num_nodes += 1
+        if parent.readers is not readers or parent.is_root:
+            readers.entries.add(node)
+        return node
+
+    def _file(self, parent: Node, child: Node) -> None:
+        pushed_out = file_child(parent, child)
+        if pushed_out is None or not pushed_out.is_partial:
+            return
+        # It can no longer be found, so it is as good as gone: freed now, or by the
+        # release of the last pin on it.
+        parent.num_partial -= 1
+        pushed_out.is_attached = False
+        pushed_out.readers.entries.discard(pushed_out)
+        if pushed_out.count == 0:
+            self.free_node(pushed_out)
+
+    def _begins_some_child(self, node: Node, readers: Readers, tokens: TokenIds) -> bool:
+        listed = (node.inner or {}).get((readers, int(tokens[0])), ())
+        length = len(tokens)
+        return any(
+            child.num_tokens >= length and np.array_equal(child.tokens[:length], tokens)
+            for child in listed
+        )
+
+    def _remove_superseded(self, node: Node, readers: Readers, tokens: TokenIds) -> None:
+        listed = (node.inner or {}).get((readers, int(tokens[0])), ())
+        for child in list(listed):
+            length = child.num_tokens
+            if (
+                child.is_partial
+                and child.count == 0
+                and length <= len(tokens)
+                and np.array_equal(child.tokens, tokens[:length])
+            ):
+                self.free_node(child)
+        if len(tokens) == self.block_size:
+            self.tombstones.remove(node, (readers, tokens.tobytes()))
+
+    # -- shape ---------------------------------------------------------------------
+
+    def settle(self, end: Endpoint) -> Node:
+        """Make ``end`` a node's end, splitting if it lies inside a run."""
+        if end.is_node_end:
+            return end.node
+        return self.split(end.node, end.num_blocks)
+
+    def split(self, node: Node, num_blocks: int) -> Node:
+        """Cut a run after ``num_blocks`` blocks and return the new upper half."""
+        upper = split(node, num_blocks, self.block_size)
+        self.num_nodes += 1
+        return upper
+
+    def merge(self, node: Node) -> None:
+        """Join ``node`` with its only child where no lease and no loss lies between."""
+        # A dead node stays as it is: the dead list may be half-way through it.
+        if self.num_invalidations and self.audiences.is_doomed(node):
+            return
+        child = merge(node)
+        if child is not None:
+            self.num_nodes -= 1
+            if child.is_evictable:
+                self._idle_leaves.append(child)
+
+    # -- loss ----------------------------------------------------------------------
+
+    def trim(self, leaf: Node, num_blocks: int, policy: str) -> None:
+        """Evict up to ``num_blocks`` blocks from the tail of an idle leaf.
+
+        Leaves a tombstone where a later match will stop. O(blocks evicted).
+        """
+        if not leaf.is_evictable or leaf.parent is None:
+            raise InvariantError("only an idle leaf can be trimmed")
+        num_blocks = min(num_blocks, leaf.num_blocks)
+        keeper, key = leaf.parent, leaf.key
+        is_found = not self.audiences.is_dead(leaf)
+        lost = num_blocks + self.tombstones.take_all(leaf)
+        self.version += 1
+        if num_blocks == leaf.num_blocks:
+            self.free_node(leaf)
+        else:
+            kept = leaf.num_blocks - num_blocks
+            keeper, key = leaf, (leaf.readers, leaf.block_bytes(kept, self.block_size))
+            dropped = leaf.drop_tail(num_blocks, self.block_size)
+            self._pool.free(dropped, BlockState.IDLE)
+            leaf.readers.num_blocks -= num_blocks
+            leaf.readers.num_idle_blocks -= num_blocks
+        if key is not None and is_found:
+            self.tombstones.put(
+                keeper,
+                key,
+                Tombstone(
+                    at=self._clock(),
+                    cause=LossCause.EVICTED,
+                    policy=policy,
+                    num_blocks=lost,
+                ),
+            )
+
+    def free_node(self, node: Node) -> None:
+        """Free an idle node without children, and its blocks."""
+        parent, readers = node.parent, node.readers
+        if parent is None or node.count or node.has_children or node.is_freed:
+            raise InvariantError("only an idle node without children can be freed")
+        self.unlink(node)
+        self.tombstones.take_all(node)
+        self._pool.free(node.block_ids, BlockState.IDLE)
+        readers.num_blocks -= node.num_blocks
+        readers.num_idle_blocks -= node.num_blocks
+        readers.num_nodes -= 1
+        self.num_nodes -= 1
+        node.is_freed = True
+        self.version += 1
+        self.audiences.forget_if_empty(readers)
+        if parent.is_evictable:
+            self._idle_leaves.append(parent)
+
+    def unlink(self, node: Node) -> None:
+        """Take a node out of its parent's maps; it keeps its pointer to the parent."""
+        parent = node.parent
+        if parent is None or not node.is_attached:
+            return
+        node.is_attached = False
+        unfile_child(parent, node)
+        if node.is_partial:
+            parent.num_partial -= 1
+        elif parent.children is not None and node.key is not None:
+            del parent.children[node.key]
+            if not parent.children:
+                parent.children = None
+        node.readers.entries.discard(node)
+
+    def sweep(self, num_blocks: int) -> int:
+        """Free dead nodes until ``num_blocks`` blocks came free; return how many did."""
+        freed = 0
+        while freed < num_blocks:
+            node = self.dead.take()
+            if node is None:
+                break
+            freed += node.num_blocks
+            self.free_node(node)
+        return freed
+
+    def take_idle_leaves(self) -> list[Node]:
+        """Return and forget the nodes that may have become evictable."""
+        leaves, self._idle_leaves = self._idle_leaves, []
+        return leaves
+
+    # -- invalidation --------------------------------------------------------------
+
+    def kill_all(self) -> list[Readers]:
+        """Raise the tree's epoch: nothing here is found again. Returns what there was."""
+        retired = self.audiences.retire_all()
+        self.dead.extend(entry for readers in retired for entry in readers.entries)
+        self._note_invalidation()
+        return retired
+
+    def kill_audience(self, audience: Audience) -> Readers | None:
+        """Raise one audience's epoch in this tree; None if it had nothing here."""
+        readers = self.audiences.retire(audience)
+        if readers is not None:
+            self.dead.extend(readers.entries)
+            self._note_invalidation()
+        return readers
+
+    def kill_subtree(self, node: Node) -> None:
+        """Unlink a node: it and everything below is not found again."""
+        key, parent, num_blocks = node.key, node.parent, node.num_blocks
+        num_blocks += self.tombstones.take_all(node)
+        self.unlink(node)
+        self.dead.extend([node])
+        if parent is not None and key is not None:
+            self.tombstones.put(
+                parent,
+                key,
+                Tombstone(
+                    at=self._clock(),
+                    cause=LossCause.INVALIDATED,
+                    policy=None,
+                    num_blocks=num_blocks,
+                ),
+            )
+        self._note_invalidation()
+
+    def _note_invalidation(self) -> None:
+        self.num_invalidations += 1
+        self.version += 1
