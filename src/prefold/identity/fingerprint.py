@@ -51,7 +51,7 @@ class Fingerprint:
             )
 
     def digest(self) -> bytes:
-        """Return the 32 bytes that root the key chain. Takes about 20 µs."""
+        """Return the 32 bytes that root the key chain. Takes about 0.1 ms."""
         # Names are part of it, so that a field added later can never be taken
         # for one that an older release wrote at its place.
         return encoding.digest(

@@ -1,0 +1,69 @@
+# demo, test and check set up .venv by themselves; when nothing changed, that takes no time.
+#
+#   make demo [ARGS="--model M"]   the tour
+#   make check                     format, lint, types, imports, unit tests: under two minutes
+#   make test                      check, then property and end-to-end tests
+#   make soak                      the same tests at full counts
+#   make bench                     every benchmark, one JSON object each
+#   make system                    Debian packages, only what is missing
+#   make clean                     removes .venv and every cache
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := check
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+ARGS ?=
+
+bin := .venv/bin
+# A package's tests may not exist yet; pytest refuses a folder that is not there.
+unit_tests := $(wildcard tests/unit)
+other_tests := $(wildcard tests/property tests/e2e)
+
+.PHONY: install demo static check test soak bench system clean
+
+install:
+	@PYTHON="$(PYTHON)" scripts/install.sh
+
+demo: install
+	@$(bin)/prefold demo $(ARGS)
+
+static: install
+	@echo "==> formatting"
+	@$(bin)/ruff format --check .
+	@echo "==> lint"
+	@$(bin)/ruff check .
+	@echo "==> types"
+	@$(bin)/mypy
+	@echo "==> imports"
+	@$(bin)/lint-imports --no-logo
+
+check: static
+	@echo "==> unit tests"
+	@$(bin)/pytest -q $(unit_tests)
+
+test: export HYPOTHESIS_PROFILE ?= ci
+test: static
+	@echo "==> unit, property and end-to-end tests"
+	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
+
+soak: export HYPOTHESIS_PROFILE := soak
+soak: export PREFOLD_SOAK := 1
+soak: install
+	@echo "==> all tests at full counts; this takes hours"
+	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
+
+bench: install
+	@for script in benchmarks/[a-z]*.py; do \
+	  [[ -f "$$script" ]] || continue; \
+	  echo "==> $$script" >&2; \
+	  $(bin)/python "$$script" --json; \
+	done
+
+system:
+	@PYTHON="$(PYTHON)" scripts/system.sh
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
