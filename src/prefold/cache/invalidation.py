@@ -67,13 +67,14 @@ def invalidate(selector: Selector, trees: Trees) -> Loss:
 
 
 def _kill_trees(trees: list[PrefixTree]) -> Loss:
-    is_unswept = any(tree.dead for tree in trees)
-    lost = [readers for tree in trees for readers in tree.kill_all()]
+    is_unswept = any(tree.dead.holds_blocks() for tree in trees)
+    killed = [readers for tree in trees for readers in tree.kill_all()]
+    lost = [readers for readers in killed if not readers.is_throwaway]
     return _loss(trees, None, lost, is_upper_bound=is_unswept)
 
 
 def _kill_audience(trees: list[PrefixTree], audience: Audience) -> Loss:
-    is_unswept = any(tree.dead for tree in trees)
+    is_unswept = any(tree.dead.holds_blocks() for tree in trees)
     killed = [tree.kill_audience(audience) for tree in trees]
     lost = [readers for readers in killed if readers is not None]
     return _loss(trees, audience, lost, is_upper_bound=is_unswept)
@@ -114,11 +115,13 @@ def _kill_prefix(selector: ByPrefix, tree: PrefixTree) -> Loss:
     num_blocks = num_idle = 0
     for end in ends:
         if end.position == limit and end.node.readers.audience == audience:
-            top = _topmost_covered(end.node)
-            for node in _subtree(top):
+            # The run's part before the prefix's last block does not begin with it.
+            if end.num_blocks > 1:
+                tree.split(end.node, end.num_blocks - 1)
+            for node in _published_below(end.node):
                 num_blocks += node.num_blocks
                 num_idle += node.num_blocks if node.count == 0 else 0
-            tree.kill_subtree(top)
+            tree.kill_subtree(end.node)
     return Loss(
         trees=[tree],
         audience=audience,
@@ -129,21 +132,8 @@ def _kill_prefix(selector: ByPrefix, tree: PrefixTree) -> Loss:
     )
 
 
-def _topmost_covered(node: Node) -> Node:
-    # Everything below this node begins with the prefix. So it does below a parent
-    # whose only child it is, as long as that one is the same audience's.
-    while (
-        node.parent is not None
-        and not node.parent.is_root
-        and node.parent.readers is node.readers
-        and all_children(node.parent) == [node]
-    ):
-        node = node.parent
-    return node
-
-
-def _subtree(top: Node) -> list[Node]:
+def _published_below(top: Node) -> list[Node]:
     nodes = [top]
     for node in nodes:
         nodes.extend(all_children(node))
-    return nodes
+    return [node for node in nodes if not node.readers.is_throwaway]

@@ -102,7 +102,8 @@ class Lease:
     def pending_copy(self) -> BlockCopy | None:
         """The copy to carry out before the next step, once its target is reserved."""
         index = self.num_matched_tokens // self.tree.block_size
-        if self.copy_source is None or index >= len(self.table):
+        # A caller that computed the block itself may have published it meanwhile.
+        if self.copy_source is None or not self.num_published <= index < len(self.table):
             return None
         return BlockCopy(
             source=BlockId(int(self.copy_source.block_ids[0])),

@@ -188,13 +188,14 @@ class PrefixCache:
         self.commit(lease, tokens, computed)
         if not lease.access.read or lease.is_doomed:
             return computed
-        best = self._paths.walk(lease, (len(tokens) - 1) // self.block_size)
-        reached = best.position * self.block_size
+        limit = (len(tokens) - 1) // self.block_size
+        reached = self._paths.walk(lease, limit).position * self.block_size
         if reached <= computed:
             return computed
         if lease.copy_source is not None:
             self._room.drop_copy(lease)
-        self._paths.move(lease, best)
+        # Walked again: what the copy kept apart may have been merged.
+        self._paths.move(lease, self._paths.walk(lease, limit))
         self._frontiers.refile(lease)
         return reached
 
@@ -256,7 +257,7 @@ class PrefixCache:
             InvalidInputError: As ``acquire``.
         """
         self._check_tokens(tokens)
-        tree = self._trees.of(fingerprint)
+        tree = self._trees.peek(fingerprint)
         audiences = readable_audiences(domain)
         found = survey(tree, tree.audiences.readable(audiences), tokens, access)
         frontier = None
@@ -271,7 +272,7 @@ class PrefixCache:
 
     def version(self, fingerprint: Fingerprint) -> int:
         """Return a number that changes whenever ``lookup`` could answer differently."""
-        return self._trees.of(fingerprint).version
+        return self._trees.peek(fingerprint).version
 
     def block_keys(
         self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
@@ -381,6 +382,8 @@ class PrefixCache:
             raise LeaseReleasedError("the lease was released before")
 
     def _check_computed(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
+        if tokens.dtype != TOKEN_DTYPE:
+            raise InvalidInputError(f"tokens must be an int64 array, got {tokens.dtype}")
         limit = min(len(tokens), len(lease.table) * self.block_size)
         if not lease.num_published_tokens <= computed <= limit:
             raise InvalidInputError(

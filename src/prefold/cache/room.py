@@ -34,7 +34,8 @@ class Room:
         self._pool = pool
         self._trees = trees
         self.queue = EvictionQueue(make_policy(policy))
-        self._copying: set[Lease] = set()
+        # A dict for its order, so that equal histories evict equal blocks.
+        self._copying: dict[Lease, None] = {}
         self.num_evictions = 0
         self.num_evicted_blocks = 0
 
@@ -90,7 +91,7 @@ class Room:
     def watch_copy(self, lease: Lease) -> None:
         """Remember that a lease has a pending copy, which may have to be dropped."""
         if lease.copy_source is not None:
-            self._copying.add(lease)
+            self._copying[lease] = None
 
     def unpin_source(self, lease: Lease) -> None:
         """The copy was carried out."""
@@ -98,7 +99,7 @@ class Room:
         if source is None:
             raise InvariantError("there is no copy source to unpin")
         lease.copy_source = None
-        self._copying.discard(lease)
+        self._copying.pop(lease, None)
         tree, parent = lease.tree, source.parent
         tree.unpin(source)
         tree.merge(source)
@@ -113,5 +114,6 @@ class Room:
 
     def check_invariants(self, leases: Collection[Lease]) -> None:
         """Raise ``InvariantError`` unless exactly the pending copies are watched."""
-        if self._copying != {lease for lease in leases if lease.copy_source is not None}:
+        pending = {lease for lease in leases if lease.copy_source is not None}
+        if self._copying.keys() != pending:
             raise InvariantError("the pending copies of leases and of the room differ")

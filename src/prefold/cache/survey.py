@@ -9,6 +9,7 @@ from prefold.blocks.table import TokenIds
 from prefold.cache.access import Access
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
+from prefold.identity.domain import AudienceKind
 from prefold.tree.node import LossCause, Readers, Tombstone
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import (
@@ -85,7 +86,7 @@ def _reason(
             policy=tombstone.policy,
             num_lost_blocks=tombstone.num_blocks,
         )
-    if agreed or (matched and readable and any(_goes_on(end, readable) for end in ends)):
+    if agreed or (matched and any(_goes_on(end) for end in ends)):
         return MissReason(kind=MissKind.DIVERGED, at_token=matched + agreed)
     if len(tokens) <= size:
         return MissReason(kind=MissKind.TOO_SHORT, at_token=0)
@@ -107,10 +108,10 @@ def _tombstone(
     return None
 
 
-def _goes_on(end: Endpoint, readable: Sequence[Readers]) -> bool:
-    if not end.is_node_end:
-        return True
-    # Everything below a node of the reader's own is its own. Below a shared node
-    # hang strangers' children too, and neither their number nor their presence may
+def _goes_on(end: Endpoint) -> bool:
+    # Everything below a node of the reader's own is its own. Below a shared node hang
+    # strangers' children too, and where it is split depends on strangers. Neither may
     # show, so there only an agreement tells.
-    return end.node.readers is readable[-1] and end.node.has_children
+    if end.node.readers.audience.kind is not AudienceKind.OWN:
+        return False
+    return not end.is_node_end or end.node.has_children

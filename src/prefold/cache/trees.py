@@ -34,7 +34,19 @@ class Trees:
         self._in_order: list[PrefixTree] = []
 
     def of(self, fingerprint: Fingerprint) -> PrefixTree:
-        """Return the tree of a fingerprint.
+        """Return the tree of a fingerprint, made if there is none.
+
+        Raises:
+            ConfigError: The fingerprint is of another block size.
+        """
+        tree = self.peek(fingerprint)
+        if fingerprint not in self._by_fingerprint:
+            self._by_fingerprint[fingerprint] = tree
+            self._in_order.append(tree)
+        return tree
+
+    def peek(self, fingerprint: Fingerprint) -> PrefixTree:
+        """Return the tree of a fingerprint; an empty one, not kept, if there is none.
 
         Raises:
             ConfigError: The fingerprint is of another block size.
@@ -47,16 +59,13 @@ class Trees:
                 f"the cache has blocks of {self._block_size} tokens, the fingerprint is "
                 f"for {fingerprint.block_size}"
             )
-        tree = PrefixTree(
+        return PrefixTree(
             tree_id=len(self._in_order),
             pool=self._pool,
             block_size=self._block_size,
             clock=self._clock,
             max_tombstones=MAX_TOMBSTONES,
         )
-        self._by_fingerprint[fingerprint] = tree
-        self._in_order.append(tree)
-        return tree
 
     def all(self) -> list[PrefixTree]:
         return self._in_order

@@ -42,9 +42,21 @@ class AudienceTable:
     def is_present(self, readers: Readers) -> bool:
         return not readers.is_retired and readers.tree_epoch == self._epoch
 
+    def keep(self, readers: Readers) -> None:
+        """Note that an audience has a new node, even if it was just found empty."""
+        if self.is_present(readers):
+            self._present[readers.audience] = readers
+
     def forget_if_empty(self, readers: Readers) -> None:
-        """Drop an audience without nodes, so that one-off salts leave nothing behind."""
-        if readers.num_nodes == 0 and self._present.get(readers.audience) is readers:
+        """Drop an audience with nothing here, so that one-off salts leave nothing behind.
+
+        Its tombstones count: they explain why nothing is left.
+        """
+        if (
+            readers.num_nodes == 0
+            and readers.num_tombstones == 0
+            and self._present.get(readers.audience) is readers
+        ):
             del self._present[readers.audience]
 
     def retire(self, audience: Audience) -> Readers | None:

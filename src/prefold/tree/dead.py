@@ -7,7 +7,7 @@ are passed over: the lease's release frees them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from prefold.tree.node import Node
 
@@ -19,18 +19,33 @@ class DeadList:
     release in between, is skipped.
     """
 
-    __slots__ = ("_stack",)
+    __slots__ = ("_prune_at", "_roots", "_stack")
+
+    #: A list shorter than this is not worth pruning.
+    MIN_PRUNED = 64
 
     def __init__(self) -> None:
+        self._roots: list[Node] = []
+        self._prune_at = self.MIN_PRUNED
         # (node, whether its children were put on the stack already)
         self._stack: list[tuple[Node, bool]] = []
 
     def __bool__(self) -> bool:
         return bool(self._stack)
 
-    def extend(self, roots: Iterable[Node]) -> None:
+    def extend(self, roots: Collection[Node]) -> None:
         """Add the roots of dead subtrees."""
+        self._roots.extend(roots)
         self._stack.extend((root, False) for root in roots)
+        if len(self._roots) > self._prune_at:
+            # Where blocks never run short nobody takes, and the list would only grow.
+            self._roots = [root for root in self._roots if not root.is_freed]
+            self._stack = [entry for entry in self._stack if not entry[0].is_freed]
+            self._prune_at = 2 * len(self._roots) + self.MIN_PRUNED
+
+    def holds_blocks(self) -> bool:
+        """Whether any dead subtree is not wholly freed, be it waiting or leased."""
+        return any(not root.is_freed for root in self._roots)
 
     def waiting(self) -> list[Node]:
         """Return the nodes on the list that are not freed yet."""

@@ -67,6 +67,7 @@ class Readers:
         num_nodes: Nodes not yet freed.
         num_blocks: Blocks of those nodes.
         num_idle_blocks: Of those, the ones on no lease's path.
+        num_tombstones: Tombstones of what it lost.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Readers:
         "num_blocks",
         "num_idle_blocks",
         "num_nodes",
+        "num_tombstones",
         "tree_epoch",
         "tree_id",
     )
@@ -89,6 +91,7 @@ class Readers:
         self.num_nodes = 0
         self.num_blocks = 0
         self.num_idle_blocks = 0
+        self.num_tombstones = 0
 
     @property
     def is_throwaway(self) -> bool:

@@ -22,7 +22,7 @@ from prefold.errors import InvariantError
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind
 from prefold.tree.audiences import AudienceTable
 from prefold.tree.dead import DeadList
-from prefold.tree.inner import file_child, unfile_child
+from prefold.tree.inner import file_child, is_begun, is_filed, unfile_child
 from prefold.tree.node import LossCause, Node, Readers, Tombstone
 from prefold.tree.shape import merge, split
 from prefold.tree.tombstones import Tombstones
@@ -70,7 +70,7 @@ class PrefixTree:
         nobody = Readers(Audience(AudienceKind.APPROVED, PUBLIC), tree_id, 0)
         self.root = Node(readers=nobody, parent=None, start=0, at=clock())
         self.dead = DeadList()
-        self.tombstones = Tombstones(max_tombstones)
+        self.tombstones = Tombstones(max_tombstones, self.audiences.forget_if_empty)
         self._idle_leaves: list[Node] = []
         self.version = 0
         self.num_invalidations = 0
@@ -187,7 +187,7 @@ class PrefixTree:
         It belongs to the last of ``readable``. Returns False, and takes no block, where
         a readable child begins with these tokens already. The leaf is idle at once.
         """
-        if any(self._begins_some_child(node, readers, tokens) for readers in readable):
+        if any(is_begun(node, readers, tokens) for readers in readable):
             return False
         readers = readable[-1]
         self._remove_superseded(node, readers, tokens)
@@ -209,12 +209,15 @@ class PrefixTree:
         node = Node(readers=readers, parent=parent, start=parent.end, at=self._clock())
         node.set_run(tokens, block_ids)
         readers.num_nodes += 1
+        self.audiences.keep(readers)
         self.num_nodes += 1
         if parent.readers is not readers or parent.is_root:
             readers.entries.add(node)
         return node
 
     def _file(self, parent: Node, child: Node) -> None:
+        if not is_filed(parent, child):
+            self.version += 1
         pushed_out = file_child(parent, child)
         if pushed_out is None or not pushed_out.is_partial:
             return
@@ -225,14 +228,6 @@ class PrefixTree:
         pushed_out.readers.entries.discard(pushed_out)
         if pushed_out.count == 0:
             self.free_node(pushed_out)
-
-    def _begins_some_child(self, node: Node, readers: Readers, tokens: TokenIds) -> bool:
-        listed = (node.inner or {}).get((readers, int(tokens[0])), ())
-        length = len(tokens)
-        return any(
-            child.num_tokens >= length and np.array_equal(child.tokens[:length], tokens)
-            for child in listed
-        )
 
     def _remove_superseded(self, node: Node, readers: Readers, tokens: TokenIds) -> None:
         listed = (node.inner or {}).get((readers, int(tokens[0])), ())
@@ -287,15 +282,14 @@ class PrefixTree:
         is_found = not self.audiences.is_dead(leaf)
         lost = num_blocks + self.tombstones.take_all(leaf)
         self.version += 1
-        if num_blocks == leaf.num_blocks:
-            self.free_node(leaf)
-        else:
+        if num_blocks < leaf.num_blocks:
             kept = leaf.num_blocks - num_blocks
             keeper, key = leaf, (leaf.readers, leaf.block_bytes(kept, self.block_size))
             dropped = leaf.drop_tail(num_blocks, self.block_size)
             self._pool.free(dropped, BlockState.IDLE)
             leaf.readers.num_blocks -= num_blocks
             leaf.readers.num_idle_blocks -= num_blocks
+        # Hung before the leaf goes, or its audience might be forgotten as empty.
         if key is not None and is_found:
             self.tombstones.put(
                 keeper,
@@ -307,6 +301,8 @@ class PrefixTree:
                     num_blocks=lost,
                 ),
             )
+        if keeper is not leaf:
+            self.free_node(leaf)
 
     def free_node(self, node: Node) -> None:
         """Free an idle node without children, and its blocks."""
@@ -323,8 +319,6 @@ class PrefixTree:
         node.is_freed = True
         self.version += 1
         self.audiences.forget_if_empty(readers)
-        if parent.is_evictable:
-            self._idle_leaves.append(parent)
 
     def unlink(self, node: Node) -> None:
         """Take a node out of its parent's maps; it keeps its pointer to the parent."""
@@ -340,6 +334,8 @@ class PrefixTree:
             if not parent.children:
                 parent.children = None
         node.readers.entries.discard(node)
+        if parent.is_evictable:
+            self._idle_leaves.append(parent)
 
     def sweep(self, num_blocks: int) -> int:
         """Free dead nodes until ``num_blocks`` blocks came free; return how many did."""
@@ -362,7 +358,7 @@ class PrefixTree:
     def kill_all(self) -> list[Readers]:
         """Raise the tree's epoch: nothing here is found again. Returns what there was."""
         retired = self.audiences.retire_all()
-        self.dead.extend(entry for readers in retired for entry in readers.entries)
+        self.dead.extend([entry for readers in retired for entry in readers.entries])
         self._note_invalidation()
         return retired
 

@@ -6,8 +6,11 @@ keyed like the child that is gone.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 from prefold.errors import InvariantError
-from prefold.tree.node import ChildKey, Node, Tombstone
+from prefold.tree.node import ChildKey, Node, Readers, Tombstone
 
 
 class Tombstones:
@@ -15,13 +18,21 @@ class Tombstones:
 
     Invariants:
         - every tombstone on a node is listed here and the other way round
+        - an audience counts those keyed with it
         - there are at most ``limit``
     """
 
-    __slots__ = ("_listed", "limit")
+    __slots__ = ("_forget", "_listed", "limit")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, forget: Callable[[Readers], None]) -> None:
+        """Make an empty list.
+
+        Args:
+            limit: Most tombstones kept.
+            forget: Called with an audience whenever it lost a tombstone.
+        """
         self.limit = limit
+        self._forget = forget
         # A dict keeps insertion order: its first key is the oldest tombstone.
         self._listed: dict[tuple[Node, ChildKey], None] = {}
 
@@ -40,6 +51,10 @@ class Tombstones:
             policy=tombstone.policy,
             num_blocks=lost,
         )
+        if older is None:
+            key[0].num_tombstones += 1
+        # Taken out first: adding up makes it the newest.
+        self._listed.pop((node, key), None)
         self._listed[node, key] = None
         while len(self._listed) > self.limit:
             self.remove(*next(iter(self._listed)))
@@ -51,6 +66,8 @@ class Tombstones:
         del self._listed[node, key]
         if not node.tombstones:
             node.tombstones = None
+        key[0].num_tombstones -= 1
+        self._forget(key[0])
 
     def take_all(self, node: Node) -> int:
         """Take all of a node's down and return the blocks they counted."""
@@ -68,3 +85,7 @@ class Tombstones:
             raise InvariantError("tombstones on nodes and in the list differ")
         if len(self._listed) > self.limit:
             raise InvariantError(f"{len(self._listed)} tombstones, limit {self.limit}")
+        counted = Counter(key[0] for _, key in hanging)
+        for readers in {node.readers for node in nodes} | counted.keys():
+            if readers.num_tombstones != counted[readers]:
+                raise InvariantError("an audience does not count its tombstones")
