@@ -1,0 +1,17 @@
+"""Engine: the model, the steps, and what they are made of.
+
+The upper part decides and keeps no tensors; the lower part computes.
+
+| module | holds |
+|---|---|
+| ``engine`` | the door: submit, step, abort, fork, generate, warm, lookup |
+| ``stepper`` | one step: execute, sample, advance, end |
+| ``scheduler`` | which sequence advances by how many tokens |
+| ``admission``, ``waiting``, ``request_queue`` | who may run next |
+| ``step_draft`` | a step while it is being planned |
+| ``sequence``, ``reply`` | the state of one request |
+| ``request``, ``config``, ``counters`` | values at the outside |
+| ``batch`` | the step plan, and the seam for a runner |
+| ``model_runner``, ``attention``, ``kv_store`` | a plan in, logits out |
+| ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
+"""

@@ -1,0 +1,176 @@
+"""Admission: whether a request can ever run, whether it waits, and its first blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefold.blocks.table import num_blocks_for
+from prefold.cache import Lease, Lookup, PrefixCache
+from prefold.engine.config import SchedulerConfig
+from prefold.engine.counters import EngineCounters
+from prefold.engine.sequence import Sequence
+from prefold.engine.waiting import STALLED_STEPS, find_wait
+from prefold.errors import CapacityError, OutOfBlocksError, QueueFullError, RequestError
+
+
+def capacity_blocks(cache: PrefixCache) -> int:
+    """Return how many blocks one request can have at most, when it is alone."""
+    return cache.num_blocks
+
+
+def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Refuse what could never be computed, however long it waited.
+
+    Raises:
+        RequestError: With what it needs, what there is, and what to change.
+    """
+    size = cache.block_size
+    # One more than it can come to hold: the last token of a reply has no KV.
+    num_needed = num_prompt_tokens + max_tokens + 1
+    num_blocks = capacity_blocks(cache)
+    if num_blocks_for(num_needed, size) > num_blocks:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, "
+            f"but the cache memory holds {num_blocks * size} tokens ({num_blocks} blocks "
+            f"of {size}), one of them spare; shorten the prompt, lower max_tokens, or "
+            "raise cache_memory (or cache_blocks)"
+        )
+
+
+def check_queue(num_queued: int, num_new: int, config: SchedulerConfig) -> None:
+    """Refuse more requests than may wait.
+
+    Raises:
+        QueueFullError: With the limit.
+    """
+    if num_queued + num_new > config.max_queued:
+        raise QueueFullError(
+            f"{num_queued} requests are waiting, and no more than {config.max_queued} may "
+            "(max_queued); try again later"
+        )
+
+
+def check_running(num_running: int, num_forks: int, config: SchedulerConfig) -> None:
+    """Refuse forks that would be more than may run.
+
+    Raises:
+        CapacityError: With the limit.
+    """
+    if num_running + num_forks > config.max_running:
+        raise CapacityError(
+            f"{num_forks} forks and {num_running} running sequences are more than "
+            f"{config.max_running} (max_running); try again when others have ended"
+        )
+
+
+class Admission:
+    """Gives sequences their lease and first blocks. Owned by the scheduler.
+
+    Args:
+        owners: The running sequences by lease; kept up to date by the scheduler.
+    """
+
+    __slots__ = ("_cache", "_counters", "_owners")
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        owners: Mapping[Lease, Sequence],
+        counters: EngineCounters,
+    ) -> None:
+        self._cache = cache
+        self._owners = owners
+        self._counters = counters
+
+    def must_wait(self, sequence: Sequence, step: int) -> bool:
+        """Decide anew whether it leaves its prefix to a running sequence for now."""
+        wait = find_wait(
+            self._lookup(sequence),
+            sequence.num_tokens,
+            self._cache.block_size,
+            sequence.wait,
+        )
+        if wait is not None and self._is_stalled(wait.owner, step):
+            wait = None
+        if wait is not None and sequence.wait is None:
+            self._counters.num_waits += 1
+        sequence.wait = wait
+        return wait is not None
+
+    def try_admit(
+        self, sequence: Sequence, max_tokens: int, *, num_spare: int, num_held: int = 0
+    ) -> int | None:
+        """Acquire and reserve; return how many tokens it can advance by, or None.
+
+        On success the sequence has its lease, and is still to be taken from the queue.
+
+        Args:
+            sequence: A queued or preempted one; unchanged if there is no room.
+            max_tokens: Tokens it may advance by at most.
+            num_spare: Blocks that must be left over.
+            num_held: Tokens that it must have blocks for, at least.
+        """
+        cache = self._cache
+        lookup = self._lookup(sequence)
+        num_missing = sequence.num_tokens - lookup.num_hit_tokens
+        num_tokens = min(max_tokens, num_missing)
+        end = max(lookup.num_hit_tokens + num_tokens, num_held)
+        num_blocks = num_blocks_for(end, cache.block_size)
+        num_matched = lookup.num_matched_tokens // cache.block_size
+        # Blocks to be matched may be among the available ones, so this refuses only
+        # what the exact check below would refuse, without touching the tree.
+        if cache.num_available - (num_blocks - num_matched) < num_spare:
+            return None
+        tokens = sequence.tokens
+        lease = cache.acquire(
+            sequence.fingerprint, sequence.options.domain, tokens, access=sequence.access
+        )
+        if not self._try_reserve(lease, end, num_spare):
+            # The pending copy was not carried out, so only the matched blocks count.
+            cache.release(lease, tokens, lease.num_matched_tokens)
+            return None
+        self._start(sequence, lease)
+        return num_tokens
+
+    def _start(self, sequence: Sequence, lease: Lease) -> None:
+        sequence.lease = lease
+        sequence.num_computed = lease.num_matched_tokens
+        sequence.is_started = False
+        sequence.lookup = None
+        sequence.lookup_version = -1
+        sequence.wait = None
+        if sequence.miss is None:
+            sequence.miss = lease.miss
+        self._counters.num_admissions += 1
+
+    def _try_reserve(self, lease: Lease, end: int, num_spare: int) -> bool:
+        cache = self._cache
+        num_lacking = num_blocks_for(end, cache.block_size) - len(lease.block_ids)
+        # Asked before reserving, which would evict for nothing. With nothing to spare,
+        # reserving decides, since it can also drop the pending copy.
+        if num_spare > 0 and cache.num_available - num_lacking < num_spare:
+            return False
+        try:
+            cache.reserve(lease, end)
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def _lookup(self, sequence: Sequence) -> Lookup:
+        """Return what its tokens would hit; looked up again only if that can differ."""
+        version = self._cache.version(sequence.fingerprint)
+        lookup = sequence.lookup
+        if lookup is None or sequence.lookup_version != version:
+            lookup = self._cache.lookup(
+                sequence.fingerprint,
+                sequence.options.domain,
+                sequence.tokens,
+                access=sequence.access,
+            )
+            sequence.lookup = lookup
+            sequence.lookup_version = version
+        return lookup
+
+    def _is_stalled(self, owner: Lease, step: int) -> bool:
+        running = self._owners.get(owner)
+        return running is None or step - running.last_step > STALLED_STEPS

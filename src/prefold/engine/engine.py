@@ -1,0 +1,392 @@
+"""Engine: requests in, tokens and text out, one step at a time.
+
+::
+
+    submit -> [ plan -> execute -> sample -> advance -> outputs ] per step
+
+One thread: whoever calls ``step`` does the work. A server can drive it from a thread of
+its own, with ``submit``, ``abort``, ``step`` and ``take_new_tokens``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Self
+
+from prefold.blocks.table import TokenIds
+from prefold.cache import Lookup
+from prefold.engine.admission import check_capacity, check_queue, check_running
+from prefold.engine.assembly import ModelSettings, assemble
+from prefold.engine.config import EngineConfig, RequestOptions
+from prefold.engine.counters import EngineCounters
+from prefold.engine.detokenizer import Detokenizer
+from prefold.engine.outbox import NewToken
+from prefold.engine.parts import EngineParts
+from prefold.engine.prompt import Prompt, encode_prompt
+from prefold.engine.reply import Reply
+from prefold.engine.request import (
+    FinishReason,
+    RequestId,
+    RequestOutput,
+    SamplingParams,
+)
+from prefold.engine.scheduler import Scheduler
+from prefold.engine.sequence import Sequence as TokenSequence
+from prefold.engine.sequence import SequenceState
+from prefold.engine.stepper import Stepper
+from prefold.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvariantError,
+    OutOfBlocksError,
+    RequestError,
+)
+
+_PLAIN_OPTIONS = RequestOptions()
+_GREEDY = SamplingParams()
+
+
+class Engine:
+    """Continuous batching over one model and one prefix cache. One thread.
+
+    Every request that was submitted ends exactly once, with a ``RequestOutput`` from
+    ``step``: stopped, at its length, aborted, or failed with a reason.
+
+    Invariants: those of ``Scheduler`` and ``PrefixCache``; and a reply is kept for
+    exactly the sequences that the scheduler has.
+    """
+
+    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
+        self.cache = parts.cache
+        self.config = config
+        self.counters = EngineCounters()
+        self._parts = parts
+        self._scheduler = Scheduler(parts.cache, config.scheduler, self.counters)
+        self._detokenizer = (
+            None if parts.tokenizer is None else Detokenizer(parts.tokenizer)
+        )
+        self._stepper = Stepper(parts, self._scheduler, self.counters)
+        self._replies = self._stepper.replies
+        self._outbox = self._stepper.outbox
+        self._num_arrivals = 0
+        self._is_closed = False
+
+    @classmethod
+    def from_pretrained(  # noqa: PLR0913 -- what people type, all but one by name
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        cache_memory: str | int | None = None,
+        cache_blocks: int | None = None,
+        block_size: int = 16,
+        dtype: str = "float32",
+        kv_dtype: str | None = None,
+        max_model_len: int | None = None,
+        num_threads: int | None = None,
+        device: str = "cpu",
+        position_offset: int = 0,
+    ) -> Self:
+        """Load a model from a directory or hub id, or the demo model, and make its engine.
+
+        The arguments are those of ``ModelSettings``. For what was loaded, and how many
+        tokens the cache holds, use ``assemble`` and ``Engine`` one after the other.
+
+        Raises:
+            ConfigError: The model or a setting cannot be used; one sentence.
+        """
+        settings = ModelSettings(
+            cache_memory=cache_memory,
+            cache_blocks=cache_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+            num_threads=num_threads,
+            device=device,
+            position_offset=position_offset,
+        )
+        assembly = assemble(path, settings)
+        return cls(assembly.parts, assembly.config)
+
+    # -- requests ------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = _GREEDY,
+        *,
+        options: RequestOptions = _PLAIN_OPTIONS,
+    ) -> RequestId:
+        """Queue a request.
+
+        Raises:
+            RequestError: It can never be served; the message says what to change.
+            QueueFullError: Too many are waiting already.
+            EngineStoppedError: The engine was closed.
+        """
+        token_ids = self._encode(prompt)
+        return self._submit(token_ids, params, options, has_reply=True)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request now; return whether it was still open.
+
+        Its output is among those of the next ``step``.
+        """
+        reply = self._replies.get(request_id)
+        if reply is None:
+            return False
+        self._stepper.end(reply, FinishReason.ABORTED)
+        return True
+
+    def fork(self, request_id: RequestId, num_forks: int = 1) -> list[RequestId]:
+        """Let copies of an open request go on independently from where it is.
+
+        They share everything computed so far. Each draws from its own random stream.
+
+        Raises:
+            RequestError: There is no such open request, or fewer than one fork.
+            CapacityError: There is no room now; nothing was changed.
+        """
+        reply = self._replies.get(request_id)
+        if reply is None:
+            raise RequestError("there is no open request with this id")
+        if num_forks < 1:
+            raise RequestError(f"num_forks must be at least 1, got {num_forks}")
+        parent = reply.sequence
+        self._check_room_for(parent, num_forks)
+        twins = []
+        for _ in range(num_forks):
+            arrival = self._next_arrival()
+            twins.append(parent.branch(_id_of(arrival), arrival))
+        try:
+            self._scheduler.branch(parent, twins, self._parts.runner.copy_blocks)
+        except OutOfBlocksError as error:
+            raise CapacityError(
+                f"{num_forks} forks need {error.num_needed} blocks of cache memory, of "
+                f"which {error.num_available} are free; try again when other requests "
+                "have ended"
+            ) from error
+        now = self._parts.clock()
+        for index, twin in enumerate(twins):
+            self._replies[twin.request_id] = reply.fork(twin, index, now)
+        return [twin.request_id for twin in twins]
+
+    # -- steps ---------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._replies)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that fit into the cache's blocks, those of running requests included."""
+        return self.cache.num_blocks * self.cache.block_size
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to compute or to hand out."""
+        return bool(self._replies) or self._outbox.has_outputs
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; return the requests that have ended since the last one.
+
+        Raises:
+            EngineStoppedError: The engine was closed.
+            InvariantError: There is a bug; the engine must not be used any more.
+        """
+        self._check_open()
+        self._outbox.take_tokens()
+        self._stepper.step()
+        return self._outbox.take()
+
+    def take_new_tokens(self) -> list[NewToken]:
+        """Return the tokens of the last step and forget them.
+
+        The last token of a request comes with all text that was still held back.
+        """
+        return self._outbox.take_tokens()
+
+    # -- convenience ---------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = _GREEDY,
+        *,
+        options: RequestOptions = _PLAIN_OPTIONS,
+    ) -> list[RequestOutput]:
+        """Run prompts together to their end; return the outputs in their order.
+
+        If anything interrupts it, none of them stays behind. Outputs of other requests
+        that end meanwhile come from the next ``step``.
+
+        Raises:
+            RequestError: A prompt can never be served, or there are as many ``params``
+                as prompts not; none was run.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("generate takes a list of prompts; put the text in a list")
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        if len(each) != len(prompts):
+            raise RequestError(
+                f"there are {len(prompts)} prompts but {len(each)} sampling parameters"
+            )
+        encoded = [self._encode(prompt) for prompt in prompts]
+        jobs = list(zip(encoded, each, strict=True))
+        return self._run_together(jobs, options, has_reply=True)
+
+    def warm(
+        self, prompts: Sequence[Prompt], *, options: RequestOptions = _PLAIN_OPTIONS
+    ) -> list[int]:
+        """Compute prompts without a reply, so that later requests hit them.
+
+        Returns how many tokens of each prompt a request with the same prompt would now
+        hit; fewer than all where there was no room to keep them.
+
+        Raises:
+            RequestError: A prompt can never be served; none was run.
+            CapacityError: A prompt's computation failed.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("warm takes a list of prompts; put the text in a list")
+        encoded = [self._encode(prompt) for prompt in prompts]
+        jobs = [(token_ids, _GREEDY) for token_ids in encoded]
+        outputs = self._run_together(jobs, options, has_reply=False)
+        for output in outputs:
+            if output.error is not None:
+                raise CapacityError(output.error)
+        return [
+            self.lookup(token_ids, options=options).num_hit_tokens for token_ids in encoded
+        ]
+
+    def lookup(self, prompt: Prompt, *, options: RequestOptions = _PLAIN_OPTIONS) -> Lookup:
+        """Return what a prompt would hit at this moment. Has no effect.
+
+        Raises:
+            RequestError: The prompt could not be served.
+        """
+        return self.cache.lookup(
+            self._parts.fingerprint,
+            options.domain,
+            self._encode(prompt),
+            access=options.access,
+        )
+
+    def close(self) -> None:
+        """Abort everything and take no more requests. May be called twice."""
+        for request_id in list(self._replies):
+            self.abort(request_id)
+        self._outbox.take()
+        self._is_closed = True
+
+    def check_invariants(self) -> None:
+        """Raise ``InvariantError`` if requests, sequences, leases and blocks disagree."""
+        self._scheduler.check_invariants()
+        known = {reply.sequence for reply in self._replies.values()}
+        held = {*self._scheduler.running, *self._scheduler.queue.sequences()}
+        if known != held:
+            raise InvariantError("replies and scheduled sequences disagree")
+
+    # -- inside --------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> TokenIds:
+        return encode_prompt(prompt, self._parts.tokenizer, self.config.limits)
+
+    def _submit(
+        self,
+        token_ids: TokenIds,
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        has_reply: bool,
+    ) -> RequestId:
+        self._check_open()
+        room = self.config.limits.max_model_len - len(token_ids)
+        max_tokens = min(params.max_tokens, room) if has_reply else 0
+        check_capacity(self.cache, len(token_ids), max_tokens)
+        check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
+        sampler_state = self._parts.sampler.start(
+            params, token_ids, fallback_seed=self._parts.entropy()
+        )
+        arrival = self._next_arrival()
+        sequence = TokenSequence(
+            _id_of(arrival),
+            arrival,
+            token_ids,
+            max_tokens=max_tokens,
+            fingerprint=self._parts.fingerprint,
+            options=options,
+        )
+        stop_ids = frozenset(params.stop_token_ids)
+        text = None if self._detokenizer is None else self._detokenizer.start(stop_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.config.limits.eos_token_ids
+        self._replies[sequence.request_id] = Reply(
+            sequence, sampler_state, text, stop_ids=stop_ids, now=self._parts.clock()
+        )
+        self._scheduler.add(sequence)
+        return sequence.request_id
+
+    def _next_arrival(self) -> int:
+        self._num_arrivals += 1
+        return self._num_arrivals
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineStoppedError("the engine was closed")
+
+    def _check_room_for(self, parent: TokenSequence, num_forks: int) -> None:
+        scheduler, config = self._scheduler, self.config.scheduler
+        if parent.state is SequenceState.RUNNING:
+            check_running(len(scheduler.running), num_forks, config)
+        else:
+            check_queue(len(scheduler.queue), num_forks, config)
+
+    def _run_together(
+        self,
+        jobs: list[tuple[TokenIds, SamplingParams]],
+        options: RequestOptions,
+        *,
+        has_reply: bool,
+    ) -> list[RequestOutput]:
+        """Run requests to their end; if anything interrupts that, none stays behind."""
+        request_ids: list[RequestId] = []
+        try:
+            for token_ids, params in jobs:
+                request_ids.append(
+                    self._submit(token_ids, params, options, has_reply=has_reply)
+                )
+            return self._wait_for(request_ids)
+        except BaseException:
+            self._drop(request_ids)
+            raise
+
+    def _wait_for(self, request_ids: list[RequestId]) -> list[RequestOutput]:
+        """Step until all of them have ended; outputs of others are kept for later."""
+        own: dict[RequestId, RequestOutput] = {}
+        others: list[RequestOutput] = []
+        waiting = set(request_ids)
+        try:
+            while waiting:
+                for output in self.step():
+                    is_own = output.request_id in waiting
+                    waiting.discard(output.request_id)
+                    if is_own:
+                        own[output.request_id] = output
+                    else:
+                        others.append(output)
+        finally:
+            self._outbox.put_back(others)
+        return [own[request_id] for request_id in request_ids]
+
+    def _drop(self, request_ids: list[RequestId]) -> None:
+        """Abort requests without handing out their outputs."""
+        for request_id in request_ids:
+            self.abort(request_id)
+        self._outbox.drop(set(request_ids))
+
+
+def _id_of(arrival: int) -> RequestId:
+    return RequestId(f"request-{arrival}")

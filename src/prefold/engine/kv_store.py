@@ -1,0 +1,154 @@
+"""KV store: the tensor behind the block ids.
+
+One flat tensor holds every block, a block's bytes contiguous over the layers::
+
+    block 0                              | block 1 ...  | scratch block
+    keys 0 | values 0 | keys 1 | values 1 | ...
+
+and keys and values are token-major inside their part: ``[block_size, heads, size]``.
+The tensor is seen as rows of ``unit`` numbers, the greatest common divisor of all
+key and value sizes, so one index over rows reads or writes any part of any layer
+by a plain ``index_select`` or ``index_copy_``, whatever the sizes of the layers.
+
+The scratch block, with the id ``num_blocks``, takes what padding rows write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from prefold.blocks.layout import KvLayout
+from prefold.blocks.table import BlockCopy, BlockId
+from prefold.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGeometry:
+    """How the rows of one plane follow from slots; equal for most layers of a model.
+
+    Attributes:
+        num_heads: Key-value heads.
+        size: Numbers of one head's key or value.
+        rows_per_head: Rows of ``unit`` numbers that make one key or value.
+    """
+
+    num_heads: int
+    size: int
+    rows_per_head: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlane:
+    """One layer's keys, or its values, over all blocks.
+
+    Attributes:
+        rows: The store's rows from this plane's first on; indexed by ``KvStore.rows_of``.
+        view: The same memory as ``[num_blocks + 1, block_size, heads, size]``.
+    """
+
+    geometry: RowGeometry
+    rows: torch.Tensor
+    view: torch.Tensor
+
+
+class KvStore:
+    """Keys and values of all blocks; owned by the runner, changed only in its thread."""
+
+    __slots__ = ("_flat", "_planes", "_rows_per_block", "layout", "num_blocks")
+
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if dtype.itemsize != layout.itemsize:
+            raise ConfigError(
+                f"the layout counts {layout.itemsize} bytes a number,"
+                f" {dtype} has {dtype.itemsize}"
+            )
+        self.layout = layout
+        self.num_blocks = num_blocks
+        unit = math.gcd(*(s for x in layout.layers for s in (x.key_size, x.value_size)))
+        block_elements = layout.block_bytes // layout.itemsize
+        self._rows_per_block = block_elements // unit
+        # Zeroed: a slot nobody wrote is read (and masked) where a table ends inside
+        # a partition, and a NaN there would outlive the mask.
+        self._flat = torch.zeros(
+            ((num_blocks + 1) * self._rows_per_block, unit), dtype=dtype, device=device
+        )
+        self._planes: list[tuple[KvPlane, KvPlane]] = []
+        offset = 0
+        for shape in layout.layers:
+            planes = []
+            for size in (shape.key_size, shape.value_size):
+                planes.append(self._plane(offset, shape.num_kv_heads, size))
+                offset += layout.block_size * shape.num_kv_heads * size
+            self._planes.append((planes[0], planes[1]))
+
+    @property
+    def scratch_block(self) -> BlockId:
+        """The block that padding rows write to; in no table."""
+        return BlockId(self.num_blocks)
+
+    @property
+    def device(self) -> torch.device:
+        return self._flat.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._flat.dtype
+
+    def keys(self, layer: int) -> KvPlane:
+        return self._planes[layer][0]
+
+    def values(self, layer: int) -> KvPlane:
+        return self._planes[layer][1]
+
+    def key_view(self, layer: int) -> torch.Tensor:
+        """One layer's keys, ``[num_blocks + 1, block_size, heads, size]``, no copy."""
+        return self.keys(layer).view
+
+    def value_view(self, layer: int) -> torch.Tensor:
+        """One layer's values, ``[num_blocks + 1, block_size, heads, size]``, no copy."""
+        return self.values(layer).view
+
+    def rows_of(self, slots: torch.Tensor, geometry: RowGeometry) -> torch.Tensor:
+        """Return the row indices of slots, ``[*slots.shape, heads, rows_per_head]``.
+
+        A slot is ``block id * block_size + position in the block``.
+        """
+        block_size = self.layout.block_size
+        width = geometry.rows_per_head
+        blocks = torch.div(slots, block_size, rounding_mode="floor")
+        first = blocks * self._rows_per_block + (slots % block_size) * (
+            geometry.num_heads * width
+        )
+        inner = torch.arange(geometry.num_heads * width, device=slots.device)
+        return first[..., None, None] + inner.view(geometry.num_heads, width)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Carry out copies in order, all layers; later ones see earlier ones."""
+        for copy in copies:
+            for planes in self._planes:
+                for plane in planes:
+                    source = plane.view[copy.source, : copy.num_tokens]
+                    plane.view[copy.target, : copy.num_tokens] = source
+
+    def block_bytes(self, block_id: BlockId) -> bytes:
+        """Return everything a block holds."""
+        start = block_id * self._rows_per_block
+        rows = self._flat[start : start + self._rows_per_block]
+        return rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+    def _plane(self, offset: int, num_heads: int, size: int) -> KvPlane:
+        unit = self._flat.shape[1]
+        block_size = self.layout.block_size
+        view = self._flat.as_strided(
+            (self.num_blocks + 1, block_size, num_heads, size),
+            (self._rows_per_block * unit, num_heads * size, size, 1),
+            offset,
+        )
+        geometry = RowGeometry(num_heads=num_heads, size=size, rows_per_head=size // unit)
+        return KvPlane(geometry=geometry, rows=self._flat[offset // unit :], view=view)

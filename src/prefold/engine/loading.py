@@ -1,0 +1,223 @@
+"""Loading: a model directory or hub id to a model that is ready to serve.
+
+Ready means: accepted by the family rules, attention and experts routed to this
+package, rotary frequencies fixed, activations row-wise, nothing left to choose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from prefold.blocks.layout import KvLayout, LayerShape
+from prefold.engine.activations import replace_activations
+from prefold.engine.attention import ATTENTION_NAME, attend_to_site
+from prefold.engine.experts import EXPERTS_NAME, run_experts
+from prefold.engine.families import check_config, record_attention
+from prefold.engine.rotary import fix_rotary
+from prefold.errors import ConfigError
+
+#: What reading foreign files raises: missing, damaged, of another shape, not trusted.
+_READ_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded.
+
+    Attributes:
+        dtype: Of the weights and of what is computed.
+        device: Where the model runs.
+        max_model_len: Longest sequence in tokens; ``None`` for what the model allows.
+        position_offset: Added to every position.
+        num_threads: Threads of torch, process-wide; ``None`` leaves them.
+    """
+
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    max_model_len: int | None = None
+    position_offset: int = 0
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to serve, and the facts the engine needs of it.
+
+    Attributes:
+        model: In evaluation mode, on its device.
+        tokenizer: The model's own.
+        layer_shapes: Keys and values a token leaves in each layer.
+        num_heads: Most query heads of a layer.
+        vocab_size: Length of a row of logits; token ids are below it.
+        max_model_len: Longest sequence in tokens.
+        position_offset: Added to every position.
+        eos_token_ids: Tokens that end a reply.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    layer_shapes: tuple[LayerShape, ...]
+    num_heads: int
+    vocab_size: int
+    max_model_len: int
+    position_offset: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def layout(self, block_size: int, kv_dtype: torch.dtype) -> KvLayout:
+        """Return the shape of this model's blocks.
+
+        Raises:
+            ConfigError: ``block_size`` is below one.
+        """
+        return KvLayout(
+            block_size=block_size, layers=self.layer_shapes, itemsize=kv_dtype.itemsize
+        )
+
+
+def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedModel:
+    """Load the model in a directory, or the one a hub id names.
+
+    Raises:
+        ConfigError: There is none, a part of it cannot be read, or its family or the
+            options cannot be served; one sentence.
+    """
+    source = os.fspath(name)
+    is_local = Path(source).is_dir()
+    if not is_local and (Path(source).exists() or source.startswith((".", "/", "~"))):
+        raise ConfigError(f"{source} is not a directory with a model")
+    with _reading(f"no model can be read from {source}"):
+        config = AutoConfig.from_pretrained(source, local_files_only=is_local)
+    check_config(config)
+    max_model_len = resolve_max_model_len(config, options)
+    with _reading(f"the model {source} has no tokenizer that can be read"):
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_local)
+    _register()
+    with _reading(f"the weights of {source} cannot be read"):
+        loaded: tuple[PreTrainedModel, dict[str, set[str]]]
+        loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
+            source,
+            local_files_only=is_local,
+            dtype=options.dtype,
+            attn_implementation=ATTENTION_NAME,
+            experts_implementation=EXPERTS_NAME,
+            output_loading_info=True,
+        )
+    model, report = loaded
+    # transformers fills what a checkpoint lacks with random numbers.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"the weights of {source} lack {len(missing)} tensors, as {missing[0]}"
+        )
+    model.to(options.device)  # type: ignore[arg-type]
+    return prepare_model(model, tokenizer, options, max_model_len)
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: LoadOptions,
+    max_model_len: int,
+) -> LoadedModel:
+    """Make a model ready to serve, in place.
+
+    Raises:
+        ConfigError: Its layers do something that would be served wrongly.
+    """
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    _register()
+    model.train(mode=False).requires_grad_(requires_grad=False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    model.set_experts_implementation(EXPERTS_NAME)
+    num_positions = max_model_len + options.position_offset
+    fix_rotary(model, num_positions, model.dtype)
+    if model.device.type == "cpu":
+        replace_activations(model)
+    facts = record_attention(model)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        layer_shapes=facts.layer_shapes,
+        num_heads=facts.num_heads,
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        max_model_len=max_model_len,
+        position_offset=options.position_offset,
+        eos_token_ids=_eos_token_ids(model),
+    )
+
+
+def resolve_max_model_len(config: PreTrainedConfig, options: LoadOptions) -> int:
+    """Return the longest sequence a model serves under ``options``.
+
+    Raises:
+        ConfigError: The options ask for positions that the model does not have.
+    """
+    entries = config.get_text_config(decoder=True).to_dict()
+    # ``n_positions`` is what the oldest families call it.
+    limit = entries.get("max_position_embeddings") or entries.get("n_positions")
+    offset, wanted = options.position_offset, options.max_model_len
+    if offset < 0:
+        raise ConfigError(f"position_offset must not be negative, got {offset}")
+    if limit is None:
+        if wanted is None:
+            raise ConfigError("the model states no longest sequence; set max_model_len")
+        limit = wanted + offset
+    longest: int = limit - offset
+    if longest < 1 or (wanted is not None and not 1 <= wanted <= longest):
+        raise ConfigError(
+            f"max_model_len {wanted} with position_offset {offset} does not fit the"
+            f" model's {limit} positions"
+        )
+    return longest if wanted is None else wanted
+
+
+def _register() -> None:
+    """Make this package's functions known to transformers, which finds them by name."""
+    AttentionInterface.register(ATTENTION_NAME, attend_to_site)
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, run_experts)
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    sources = [model.config.get_text_config(decoder=True).to_dict()]
+    if model.generation_config is not None:
+        sources.insert(0, model.generation_config.to_dict())
+    for entries in sources:
+        found = entries.get("eos_token_id")
+        if found is not None:
+            return (found,) if isinstance(found, int) else tuple(found)
+    return ()
+
+
+@contextmanager
+def _reading(what_failed: str) -> Iterator[None]:
+    try:
+        yield
+    except _READ_ERRORS as exc:
+        lines = str(exc).strip().splitlines() or [type(exc).__name__]
+        raise ConfigError(f"{what_failed}: {lines[0]}") from exc

@@ -1,0 +1,133 @@
+"""Reply: what the engine keeps of an open request besides its sequence."""
+
+from __future__ import annotations
+
+import torch
+
+from prefold.engine.detokenizer import TextStream
+from prefold.engine.request import (
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    Timing,
+    Usage,
+)
+from prefold.engine.sampler import SamplerState
+from prefold.engine.sequence import Sequence
+
+
+class Reply:
+    """Tokens, text and times of one request. Owned by the engine.
+
+    Attributes:
+        stop_ids: Tokens that end it.
+        admitted_at: When it was first given blocks.
+    """
+
+    __slots__ = (
+        "_first_token_at",
+        "_last_token_at",
+        "_logits",
+        "_num_given_tokens",
+        "_submitted_at",
+        "_text",
+        "admitted_at",
+        "params",
+        "sampler_state",
+        "sequence",
+        "stop_ids",
+    )
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        sampler_state: SamplerState,
+        text: TextStream | None,
+        *,
+        stop_ids: frozenset[int],
+        now: float,
+    ) -> None:
+        self.sequence = sequence
+        self.params: SamplingParams = sampler_state.params
+        self.sampler_state = sampler_state
+        self.stop_ids = stop_ids
+        self.admitted_at: float | None = None
+        self._text = text
+        self._logits: list[torch.Tensor] = []
+        self._submitted_at = now
+        self._first_token_at: float | None = None
+        self._last_token_at = now
+        # Tokens that a fork has from its parent; they took it no time.
+        self._num_given_tokens = 0
+
+    def add(self, token_id: int, logits: torch.Tensor, now: float) -> str:
+        """Take in a sampled token; return the text that is now certain."""
+        self.sequence.append(token_id)
+        if self.params.return_logits:
+            # A copy, so that the rest of the step's logits can go.
+            self._logits.append(logits.detach().to("cpu", torch.float32, copy=True))
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self._last_token_at = now
+        return "" if self._text is None else self._text.push(token_id)
+
+    def flush(self) -> str:
+        """Return the text that was still waiting for more tokens."""
+        return "" if self._text is None else self._text.finish()
+
+    def finish_reason(self) -> FinishReason | None:
+        """Return how the request has ended by itself, or None if it goes on."""
+        sequence = self.sequence
+        num_sampled = sequence.num_tokens - sequence.num_prompt_tokens
+        if num_sampled and int(sequence.tokens[-1]) in self.stop_ids:
+            return FinishReason.STOP
+        if not sequence.wants_token and sequence.num_computed >= sequence.num_prompt_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def output(
+        self, reason: FinishReason, now: float, error: str | None = None
+    ) -> RequestOutput:
+        """Return the finished request. ``flush`` was called before."""
+        sequence = self.sequence
+        prompt = sequence.num_prompt_tokens
+        token_ids = tuple(sequence.tokens[prompt:].tolist())
+        return RequestOutput(
+            request_id=sequence.request_id,
+            text="" if self._text is None else self._text.text,
+            token_ids=token_ids,
+            usage=Usage(
+                prompt_tokens=prompt,
+                cached_tokens=sequence.num_cached,
+                completion_tokens=len(token_ids),
+            ),
+            timing=self._timing(now, len(token_ids) - self._num_given_tokens),
+            finish_reason=reason,
+            miss_reason=sequence.miss,
+            logits=torch.stack(self._logits) if self._logits else None,
+            error=error,
+        )
+
+    def fork(self, twin: Sequence, index: int, now: float) -> Reply:
+        """Return the reply of fork number ``index``, whose sequence is ``twin``."""
+        text = None if self._text is None else self._text.fork()
+        reply = Reply(
+            twin, self.sampler_state.fork(index), text, stop_ids=self.stop_ids, now=now
+        )
+        reply._logits = list(self._logits)
+        reply._num_given_tokens = twin.num_tokens - twin.num_prompt_tokens
+        return reply
+
+    def _timing(self, now: float, num_timed: int) -> Timing:
+        start = self._submitted_at
+        first = self._first_token_at
+        return Timing(
+            queued_s=(now if self.admitted_at is None else self.admitted_at) - start,
+            ttft_s=None if first is None else first - start,
+            tpot_s=(
+                None
+                if first is None or num_timed < 2
+                else (self._last_token_at - first) / (num_timed - 1)
+            ),
+            total_s=now - start,
+        )

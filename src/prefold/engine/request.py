@@ -1,0 +1,199 @@
+"""Requests: how tokens are to be chosen, and what a finished request reports.
+
+Everything here is a checked, frozen value. Text and token ids belong to the client,
+so no ``repr`` shows them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+import torch
+
+from prefold.cache import MissReason
+from prefold.errors import RequestError
+
+RequestId = NewType("RequestId", str)
+
+_MAX_COUNT = 2**31 - 1
+_MAX_STOP_IDS = 1024
+_MAX_TEMPERATURE = 100.0
+_MAX_PENALTY = 100.0
+_SEED_LIMIT = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a request's tokens are chosen, and when it ends.
+
+    Attributes:
+        max_tokens: Tokens to produce at most, at least 1.
+        temperature: 0 takes the most likely token; up to 100.
+        top_p: Keep the most likely tokens that together reach this probability.
+        top_k: Keep this many of the most likely tokens; 0 keeps all.
+        min_p: Drop tokens less likely than this share of the most likely one.
+        repetition_penalty: Above 1 makes tokens of the prompt and the reply so far
+            less likely, below 1 more; from 0.01 to 100.
+        seed: Equal seeds give equal replies; ``None`` takes a new one each time.
+        stop_token_ids: End the reply besides the model's own end tokens, and are not
+            part of its text.
+        ignore_eos: Go on past the model's own end tokens.
+        return_logits: Keep the logits that each token was chosen from.
+
+    Raises:
+        RequestError: A value has another type or lies outside its range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    return_logits: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("max_tokens", self.max_tokens, 1, _MAX_COUNT)
+        _check_float("temperature", self.temperature, 0.0, _MAX_TEMPERATURE)
+        _check_float("top_p", self.top_p, 0.0, 1.0, is_open=True)
+        _check_int("top_k", self.top_k, 0, _MAX_COUNT)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float(
+            "repetition_penalty", self.repetition_penalty, 1 / _MAX_PENALTY, _MAX_PENALTY
+        )
+        if self.seed is not None:
+            _check_int("seed", self.seed, -_SEED_LIMIT, _SEED_LIMIT - 1)
+        _check_stop_ids(self.stop_token_ids)
+        _check_flag("ignore_eos", self.ignore_eos)
+        _check_flag("return_logits", self.return_logits)
+
+
+class FinishReason(Enum):
+    """How a request ended; each ends in exactly one of these."""
+
+    #: At an end token.
+    STOP = "stop"
+    #: At ``max_tokens``.
+    LENGTH = "length"
+    #: Its client gave it up.
+    ABORTED = "aborted"
+    #: ``RequestOutput.error`` says why.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """A request's tokens.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Of those, the ones whose KV came from the cache.
+        completion_tokens: Tokens produced, an end token included.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A request's durations, in seconds.
+
+    Attributes:
+        queued_s: From submission to the first admission.
+        ttft_s: From submission to the first token; ``None`` if there was none.
+        tpot_s: Mean distance of the tokens after the first; ``None`` below two.
+        total_s: From submission to the end.
+    """
+
+    queued_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What became of a request.
+
+    Attributes:
+        text: The reply, without the token that ended it.
+        token_ids: Every token produced, that one included.
+        miss_reason: Why the prompt's cached prefix was not longer.
+        logits: With ``return_logits``, float32 ``[len(token_ids), vocabulary]``.
+        error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
+    """
+
+    request_id: RequestId
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
+    usage: Usage
+    timing: Timing
+    finish_reason: FinishReason
+    # May name the prompt's own tokens, as the text does.
+    miss_reason: MissReason | None = field(repr=False)
+    # Tensors compare element by element, which is no answer to "equal?".
+    logits: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    error: str | None = None
+
+
+def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    # A bool is an int to Python, and never meant as one here.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number, got {_show(value)}")
+    if not lowest <= value <= highest:
+        raise RequestError(f"{name} must be from {lowest} to {highest}, got {_show(value)}")
+
+
+def _check_float(
+    name: str, value: object, lowest: float, highest: float, *, is_open: bool = False
+) -> None:
+    """Check the range; ``is_open`` leaves ``lowest`` itself out of it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name} must be a number, got {_show(value)}")
+    # Comparing first: an int too large for a float cannot be asked whether it is NaN.
+    is_inside = lowest < value <= highest if is_open else lowest <= value <= highest
+    if not is_inside or math.isnan(value):
+        above = f"above {lowest:g} and at most" if is_open else f"from {lowest:g} to"
+        raise RequestError(f"{name} must be {above} {highest:g}, got {_show(value)}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False, got {_show(value)}")
+
+
+def _check_stop_ids(value: object) -> None:
+    if not isinstance(value, tuple):
+        raise RequestError(
+            f"stop_token_ids must be a tuple of token ids, got a {type(value).__name__}"
+        )
+    if len(value) > _MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids may hold {_MAX_STOP_IDS} token ids, got {len(value)}"
+        )
+    for index, token_id in enumerate(value):
+        # The position, not the value: token ids do not enter messages.
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise RequestError(f"stop_token_ids[{index}] must be a whole number")
+        if not 0 <= token_id <= _MAX_COUNT:
+            raise RequestError(f"stop_token_ids[{index}] must be from 0 to {_MAX_COUNT}")
+
+
+def _show(value: object) -> str:
+    """Name a number by its value and anything else by its type; both stay short."""
+    if isinstance(value, float | bool) or value is None:
+        return repr(value)
+    if isinstance(value, int):
+        # ``repr`` refuses integers of thousands of digits.
+        if value.bit_length() <= 64:
+            return repr(value)
+        return f"a number of {value.bit_length()} bits"
+    return f"a {type(value).__name__}"

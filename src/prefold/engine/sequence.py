@@ -1,0 +1,179 @@
+"""Sequence: one stream of tokens, and how far it has got.
+
+::
+
+    tokens      [ prompt                    | sampled so far | room up to the limit ]
+    computed    [ KV exists            ]
+    to compute                          [                    ]
+
+Prefill and decode are not two modes: a sequence only has tokens whose KV is missing, and
+gets a new token whenever none is.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from prefold.blocks.table import TOKEN_DTYPE, TokenIds
+from prefold.cache import Access, Lease, Lookup, MissReason
+from prefold.engine.config import RequestOptions
+from prefold.engine.request import RequestId
+from prefold.engine.waiting import Wait
+from prefold.errors import InvariantError
+from prefold.identity.fingerprint import Fingerprint
+
+
+class SequenceState(Enum):
+    """Where a sequence is; always exactly one of these."""
+
+    #: Never admitted; holds nothing.
+    QUEUED = auto()
+    #: Holds a lease.
+    RUNNING = auto()
+    #: Was running, gave its blocks back, and waits to go on; holds nothing.
+    PREEMPTED = auto()
+    ENDED = auto()
+
+
+class Sequence:
+    """State of one sequence, changed by the scheduler; tokens are added by the engine.
+
+    Attributes:
+        arrival: Its number in the order of arrival over all sequences.
+        num_prompt_tokens: Leading tokens that the client gave.
+        num_tokens: Tokens known so far.
+        num_computed: Leading tokens whose KV exists. A pending copy does not count.
+        num_restored: How many had been computed when it was preempted. It comes back
+            once there are blocks for all of them.
+        num_cached: Prompt tokens it did not compute itself, up to its first preemption.
+        counts_hits: Whether ``num_cached`` still counts.
+        is_started: Whether it was advanced since it was last admitted.
+        lookup: What its tokens would hit, as of the tree's ``lookup_version``.
+        wait: What it waits for instead of being admitted.
+        last_step: The last step in which it was given tokens, or was admitted.
+        queued_step: The step in which it was preempted.
+        miss: Why its first match was not longer; None before the first admission.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "arrival",
+        "counts_hits",
+        "fingerprint",
+        "is_started",
+        "last_step",
+        "lease",
+        "lookup",
+        "lookup_version",
+        "miss",
+        "num_cached",
+        "num_computed",
+        "num_prompt_tokens",
+        "num_restored",
+        "num_tokens",
+        "options",
+        "queued_step",
+        "request_id",
+        "state",
+        "wait",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        arrival: int,
+        prompt: TokenIds,
+        *,
+        max_tokens: int,
+        fingerprint: Fingerprint,
+        options: RequestOptions,
+    ) -> None:
+        # One more, so that appending the last token needs no special case.
+        self._buffer = np.empty(len(prompt) + max_tokens + 1, dtype=TOKEN_DTYPE)
+        self._buffer[: len(prompt)] = prompt
+        self.request_id = request_id
+        self.arrival = arrival
+        self.fingerprint = fingerprint
+        self.options = options
+        self.state = SequenceState.QUEUED
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(prompt)
+        self.num_computed = 0
+        self.num_restored = 0
+        self.num_cached = 0
+        self.counts_hits = True
+        self.is_started = False
+        self.lease: Lease | None = None
+        self.lookup: Lookup | None = None
+        self.lookup_version = -1
+        self.wait: Wait | None = None
+        self.last_step = 0
+        self.queued_step = 0
+        self.miss: MissReason | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.arrival}, {self.state.name}, "
+            f"{self.num_computed} of {self.num_tokens} computed)"
+        )
+
+    @property
+    def tokens(self) -> TokenIds:
+        """All known tokens, as a view."""
+        return self._buffer[: self.num_tokens]
+
+    @property
+    def priority(self) -> int:
+        return self.options.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.options.tenant
+
+    @property
+    def access(self) -> Access:
+        return self.options.access
+
+    @property
+    def held_lease(self) -> Lease:
+        """The lease of a running sequence."""
+        if self.lease is None:
+            raise InvariantError(
+                f"a {self.state.name} sequence was taken for a running one"
+            )
+        return self.lease
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether there is room for one more; a sequence made to warm has none."""
+        return self.num_tokens < len(self._buffer) - 1
+
+    @property
+    def num_ready(self) -> int:
+        """Leading tokens with KV once the pending copy, if there is one, is done."""
+        return max(self.num_computed, self.held_lease.num_hit_tokens)
+
+    def token_ids(self, start: int, end: int) -> TokenIds:
+        """Return the known tokens at positions ``start`` to ``end`` - 1, as a view."""
+        return self._buffer[start:end]
+
+    def append(self, token_id: int) -> None:
+        """Add a sampled token."""
+        self._buffer[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def branch(self, request_id: RequestId, arrival: int) -> Sequence:
+        """Return a queued sequence with the same tokens, and room for as many more."""
+        twin = Sequence(
+            request_id,
+            arrival,
+            self._buffer[: self.num_prompt_tokens],
+            max_tokens=len(self._buffer) - self.num_prompt_tokens - 1,
+            fingerprint=self.fingerprint,
+            options=self.options,
+        )
+        twin._buffer[: self.num_tokens] = self.tokens
+        twin.num_tokens = self.num_tokens
+        return twin

@@ -1,0 +1,313 @@
+"""Verification variants: the ways in which a prompt is run, and what each must do.
+
+Each takes the prompts it can run. Without ``--full`` the dearer ones take a few of them,
+spread over the lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from prefold.blocks.table import TOKEN_DTYPE, num_blocks_for
+from prefold.engine.engine import Engine
+from prefold.engine.request import RequestId, RequestOutput, SamplingParams
+from prefold.engine.verification_ledger import ExpectedHit
+from prefold.engine.verification_prompts import VerificationPrompt, strange_tokens
+from prefold.engine.verification_references import (
+    GROUP_STEP_TOKENS,
+    NUM_TOKENS,
+    Verification,
+    greedy,
+    stranger_lengths,
+    stranger_size,
+)
+from prefold.engine.verification_rig import NOTHING, Rig, options_for, run_all
+from prefold.engine.verification_tally import DifferenceKind, Tally
+
+#: A fork that is drawn at random needs one to differ in, and one that shows it.
+_NUM_DRAWN_TOKENS = 3
+
+#: What a small chunk's run leaves to be computed, at least.
+_LAST_TOKENS = 32
+
+#: Runs by chunk, without ``--full``.
+_LARGE_CHUNK_RUNS = {64: 3, 512: 1}
+
+_NUM_FORKS = 2
+
+
+def run_cold(verification: Verification, tally: Tally) -> None:
+    """The references; some of them twice, since what is not repeatable proves nothing."""
+    twice = {prompt.name for prompt in verification.choose(3)}
+    for prompt in verification.prompts:
+        output = reference = verification.reference(prompt)
+        if prompt.name in twice:
+            output = verification.run_cold(prompt.token_ids, NUM_TOKENS)
+        tally.compare(prompt, reference, output, NOTHING)
+    tally.count_rig(verification.cold_rig)
+
+
+def run_warm(verification: Verification, tally: Tally) -> None:
+    """All prompts one after another, and those once more that found little.
+
+    In the first round a prompt hits what the ones before it have in common with it.
+    """
+    rig = verification.warm_rig
+    prompts = list(verification.prompts)
+    while prompts:
+        once_more = []
+        for prompt in prompts:
+            reference = verification.reference(prompt)
+            output, expected = rig.run(
+                rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "warm"
+            )
+            tally.compare(prompt, reference, output, expected)
+            if verification.is_full or 2 * expected.most < prompt.num_tokens:
+                once_more.append(prompt)
+        prompts = once_more if len(prompts) == len(verification.prompts) else []
+    tally.count_rig(rig)
+
+
+def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
+    """The last tokens of prompts whose beginning is cached up to the edge of a block."""
+    size = verification.block_size
+    count = 1 if chunk == 1 else 3
+    chosen = verification.choose(count, least=_LAST_TOKENS + size)
+    for prompt in chosen or verification.choose(count):
+        edge = max(0, prompt.num_tokens - _LAST_TOKENS) // size * size
+        rig = Rig(verification.subject, num_blocks_for(prompt.num_tokens, size) + 3)
+        if edge > 0:
+            options = options_for("chunked")
+            rig.engine().warm([prompt.token_ids[:edge]], options=options)
+            rig.ledger("chunked").add(prompt.token_ids[:edge])
+        _run_chunked(verification, tally, rig, prompt, chunk)
+
+
+def run_large_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
+    """Whole prompts of more than one chunk, in a cache that has seen none of them."""
+    size = verification.block_size
+    chosen = verification.choose(_LARGE_CHUNK_RUNS[chunk], least=chunk + 1)
+    for prompt in chosen or verification.choose(1):
+        rig = Rig(verification.subject, num_blocks_for(prompt.num_tokens, size) + 3)
+        _run_chunked(verification, tally, rig, prompt, chunk)
+
+
+def _run_chunked(
+    verification: Verification,
+    tally: Tally,
+    rig: Rig,
+    prompt: VerificationPrompt,
+    chunk: int,
+) -> None:
+    reference = verification.reference(prompt)
+    rig.recorder.reset()
+    output, expected = rig.run(
+        rig.engine(chunk), prompt.token_ids, greedy(NUM_TOKENS), "chunked"
+    )
+    tally.compare(prompt, reference, output, expected)
+    num_computed = prompt.num_tokens - output.usage.cached_tokens
+    num_steps = -(-num_computed // chunk) + NUM_TOKENS - 1
+    tally.require(rig.recorder.num_steps == num_steps, DifferenceKind.STEPS, prompt)
+    tally.count_rig(rig)
+
+
+def run_batched(verification: Verification, tally: Tally) -> None:
+    """Groups in one batch with strangers, every other prompt from the cache."""
+    rig = verification.warm_rig
+    engine = rig.engine(GROUP_STEP_TOKENS)
+    evicted, preempted = rig.num_evictions, rig.num_preemptions
+    for group in verification.groups():
+        references = [verification.reference(prompt) for prompt in group]
+        strangers = _submit_strangers(engine, group, rig)
+        rig.recorder.reset()
+        domains = ["warm" if index % 2 else None for index in range(len(group))]
+        expected = [
+            rig.expect(domain, prompt.token_ids)
+            for domain, prompt in zip(domains, group, strict=True)
+        ]
+        request_ids = [
+            engine.submit(prompt.token_ids, greedy(NUM_TOKENS), options=options_for(domain))
+            for domain, prompt in zip(domains, group, strict=True)
+        ]
+        outputs = run_all(engine, request_ids)
+        for prompt, reference, output, hit in zip(
+            group, references, outputs, expected, strict=True
+        ):
+            tally.compare(prompt, reference, output, hit)
+        tally.require(rig.recorder.num_lonely_steps == 0, DifferenceKind.ALONE, group[0])
+        for request_id in strangers:
+            engine.abort(request_id)
+        while engine.has_work:
+            engine.step()
+    tally.count_rig(rig)
+    tally.num_evictions -= evicted
+    tally.num_preemptions -= preempted
+
+
+def _submit_strangers(
+    engine: Engine, group: Sequence[VerificationPrompt], rig: Rig
+) -> list[RequestId]:
+    lengths = stranger_lengths(group, rig.block_size)
+    return [
+        engine.submit(
+            strange_tokens(rig.limits, stranger_size(number), number),
+            SamplingParams(max_tokens=length, ignore_eos=True),
+            options=options_for(None),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def run_evicted(verification: Verification, tally: Tally) -> None:
+    """A pool as large as the prompt: a stranger evicts it, all of it or its end."""
+    size = verification.block_size
+    for index, prompt in enumerate(verification.choose(3)):
+        reference = verification.reference(prompt)
+        num_computed = prompt.num_tokens + NUM_TOKENS - 1
+        held = num_blocks_for(num_computed, size)
+        num_blocks = num_blocks_for(num_computed + 2, size)
+        kept = min(held // 2, (prompt.num_tokens - 2) // size) if index % 2 else 0
+        kept = max(kept, 0)
+        rig = Rig(verification.subject, num_blocks)
+        output, expected = rig.run(
+            rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "evicted"
+        )
+        tally.compare(prompt, reference, output, expected)
+        flood = (num_blocks - kept) * size - (0 if kept else 2)
+        stranger = strange_tokens(rig.limits, flood, index)
+        rig.run(rig.engine(), stranger, greedy(1), None)
+        tally.require(rig.num_evictions > 0, DifferenceKind.NOT_EVICTED, prompt)
+        output, _ = rig.run(rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "evicted")
+        hit = ExpectedHit(least=kept * size, most=kept * size)
+        tally.compare(prompt, reference, output, hit)
+        tally.count_rig(rig)
+
+
+def run_preempted(verification: Verification, tally: Tally) -> None:
+    """A pool in which an older stranger takes the block that the prompt's reply needs.
+
+    ::
+
+        blocks    [ stranger | prompt ... | spare ]
+        1st step    prompts of both
+        2nd step    the stranger's reply takes the spare block
+        later       the prompt's reply comes to the end of its last block
+    """
+    size = verification.block_size
+    for index, prompt in enumerate(_preemptible(verification)):
+        blocks = num_blocks_for(prompt.num_tokens, size)
+        missing = -prompt.num_tokens % size
+        num_tokens = max(NUM_TOKENS, missing + 2)
+        reference = verification.reference(prompt, num_tokens)
+        rig = Rig(verification.subject, blocks + 2)
+        engine = rig.engine()
+        length = min(missing + 6, (blocks + 1) * size - 1)
+        stranger = engine.submit(
+            strange_tokens(rig.limits, size, index),
+            SamplingParams(max_tokens=length, ignore_eos=True),
+            options=options_for(None),
+        )
+        request_id = engine.submit(
+            prompt.token_ids, greedy(num_tokens), options=options_for("preempted")
+        )
+        _, output = run_all(engine, [stranger, request_id])
+        tally.compare(prompt, reference, output, NOTHING)
+        counters = engine.counters
+        is_resumed = counters.num_admissions == 2 + counters.num_preemptions
+        tally.require(
+            counters.num_preemptions > 0 and is_resumed,
+            DifferenceKind.NOT_PREEMPTED,
+            prompt,
+        )
+        tally.count_rig(rig)
+
+
+def _preemptible(verification: Verification) -> list[VerificationPrompt]:
+    size = verification.block_size
+
+    def is_possible(num_tokens: int) -> bool:
+        blocks, missing = num_blocks_for(num_tokens, size), -num_tokens % size
+        # The stranger must be allowed to outlast the end of the prompt's last block.
+        return (blocks + 1) * size - 1 >= missing + 3
+
+    def is_cheap(num_tokens: int) -> bool:
+        return is_possible(num_tokens) and num_tokens % size == 0
+
+    chosen = verification.choose(3, when=is_possible if verification.is_full else is_cheap)
+    return chosen or verification.choose(1, when=is_possible)
+
+
+def run_forked(verification: Verification, tally: Tally) -> None:
+    """Two forks after the first token: greedy ones, and ones that go different ways.
+
+    Where they go different ways, what each has become is run without the cache, and the
+    logits behind its last token but one are compared.
+    """
+    size = verification.block_size
+    for index, prompt in enumerate(verification.choose(4, least=size)):
+        held = num_blocks_for(prompt.num_tokens + _NUM_DRAWN_TOKENS, size)
+        rig = Rig(verification.subject, held + _NUM_FORKS * 4 + 2)
+        is_greedy = index % 3 != 1
+        outputs = _fork(rig, prompt, is_greedy=is_greedy)
+        num_shared = rig.recorder.num_shared_blocks
+        tally.require(num_shared > 0, DifferenceKind.NOT_SHARED, prompt)
+        for number, output in enumerate(outputs):
+            # A fork computed nothing of the prompt itself.
+            hit = prompt.num_tokens if number else 0
+            expected = ExpectedHit(least=hit, most=hit)
+            if is_greedy:
+                tally.compare(prompt, verification.reference(prompt), output, expected)
+            else:
+                tally.count_run(prompt, output, expected)
+                _compare_last(verification, tally, prompt, output)
+        tally.count_rig(rig)
+
+
+def _fork(rig: Rig, prompt: VerificationPrompt, *, is_greedy: bool) -> list[RequestOutput]:
+    engine = rig.engine()
+    params = greedy(NUM_TOKENS)
+    if not is_greedy:
+        params = SamplingParams(
+            max_tokens=_NUM_DRAWN_TOKENS,
+            temperature=1.0,
+            seed=1,
+            ignore_eos=True,
+            return_logits=True,
+        )
+    parent = engine.submit(prompt.token_ids, params, options=options_for("forked"))
+    while engine.counters.num_sampled_tokens == 0:
+        engine.step()
+    return run_all(engine, [parent, *engine.fork(parent, _NUM_FORKS)])
+
+
+def _compare_last(
+    verification: Verification,
+    tally: Tally,
+    prompt: VerificationPrompt,
+    output: RequestOutput,
+) -> None:
+    sampled = np.array(output.token_ids[:-1], dtype=TOKEN_DTYPE)
+    token_ids = np.concatenate((prompt.token_ids, sampled))
+    again = verification.run_cold(token_ids, 1)
+    if output.logits is None or again.logits is None:
+        tally.require(False, DifferenceKind.ENDING, prompt)  # noqa: FBT003
+        return
+    tally.compare_logits(prompt, len(token_ids), again.logits[0], output.logits[-1])
+
+
+#: In the order in which they are run: the later ones use what the earlier ones left.
+VARIANTS: Mapping[str, Callable[[Verification, Tally], None]] = {
+    "cold": run_cold,
+    "warm": run_warm,
+    "chunked 1": partial(run_small_chunks, chunk=1),
+    "chunked 7": partial(run_small_chunks, chunk=7),
+    "chunked 64": partial(run_large_chunks, chunk=64),
+    "chunked 512": partial(run_large_chunks, chunk=512),
+    "batched": run_batched,
+    "evicted": run_evicted,
+    "preempted": run_preempted,
+    "forked": run_forked,
+}

@@ -1,0 +1,84 @@
+"""A token's attention has one set of bits, whatever it is computed together with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.attention_cases import Heads, Pool, make_prompt
+
+LENGTH = 600
+
+OPTIONS = (
+    Heads(),
+    Heads(window=100),
+    Heads(window=300, softcap=3.0, has_sinks=True),
+    Heads(num_heads=4, num_kv_heads=4, key_size=24, value_size=8),
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@given(
+    heads=st.sampled_from(OPTIONS),
+    cuts=st.sets(st.integers(1, LENGTH - 1), max_size=5),
+    single=st.integers(0, LENGTH - 1),
+    stranger=st.integers(1, 300),
+    threads=st.integers(1, 4),
+)
+@settings(max_examples=25)
+def test_bits_do_not_depend_on_chunks_neighbours_or_threads(
+    heads: Heads, cuts: set[int], single: int, stranger: int, threads: int
+) -> None:
+    prompts = [make_prompt(heads, LENGTH), make_prompt(heads, stranger, seed=1)]
+    torch.set_num_threads(2)
+    [expected] = Pool(heads, prompts).run([(0, 0, LENGTH)])
+
+    torch.set_num_threads(threads)
+    pool = Pool(heads, prompts, seed=1)
+    edges = sorted({0, LENGTH} | cuts)
+    for number, (start, end) in enumerate(pairwise(edges)):
+        company = [(1, 0, stranger)] if number % 2 else []
+        rows = pool.run([*company, (0, start, end)])[-1]
+        assert torch.equal(rows, expected[start:end])
+    assert torch.equal(
+        pool.run([(0, single, single + 1)])[0], expected[single : single + 1]
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("heads", OPTIONS, ids=str)
+def test_every_row_computed_alone_has_the_bits_of_the_whole(
+    heads: Heads, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    prompts = [make_prompt(heads, LENGTH)]
+    pool = Pool(heads, prompts)
+    [expected] = pool.run([(0, 0, LENGTH)])
+    for start in (*range(0, LENGTH, 37), 255, 256, 257, 511, 512):
+        for size in (1, 2, 17):
+            end = min(start + size, LENGTH)
+            [rows] = pool.run([(0, start, end)])
+            assert torch.equal(rows, expected[start:end])
+
+
+def test_bits_would_notice_another_cut_of_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [make_prompt(Heads(), LENGTH)]
+    pool = Pool(Heads(), prompts)
+    [expected] = pool.run([(0, 0, LENGTH)])
+
+    monkeypatch.setattr("prefold.engine.attention_plan.PARTITION", 240)
+    [moved] = pool.run([(0, LENGTH - 9, LENGTH)])
+
+    torch.testing.assert_close(moved, expected[-9:], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(moved, expected[-9:])

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.models.auto import AutoModelForCausalLM
+
+from prefold.engine.attention import PagedAttention
+from prefold.engine.loading import LoadedModel, LoadOptions, prepare_model
+from prefold.engine.numerics import read_numerics
+from prefold.engine.row_probe import probe_rows
+from support.tiny_models import make_llama, make_mixtral, make_tokenizer
+
+
+class UnevenLinear(nn.Module):
+    """A linear layer whose rows depend a little on how many there are."""
+
+    def __init__(self, inner: nn.Module, at_rows: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.at_rows = at_rows
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(states)
+        if states.shape[-2] % self.at_rows:
+            result = result + 1e-3
+        return result
+
+
+def load(config: PreTrainedConfig) -> LoadedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config
+    )
+    return prepare_model(model, make_tokenizer(), LoadOptions(), 100)
+
+
+@pytest.mark.parametrize("config", [make_llama(), make_mixtral()], ids=["llama", "mixtral"])
+def test_a_model_without_uneven_layers_is_exact(config: PreTrainedConfig) -> None:
+    found = probe_rows(load(config))
+    assert found.is_exact
+    assert found.row_multiple == 16
+    assert "512" in found.detail
+
+
+def test_the_first_module_that_differs_is_named() -> None:
+    loaded = load(make_llama())
+    mlp = loaded.model.model.layers[0].mlp
+    mlp.up_proj = UnevenLinear(mlp.up_proj, 512)
+    found = probe_rows(loaded)
+    assert not found.is_exact
+    assert "model.layers.0.mlp.up_proj" in found.detail
+
+
+def test_an_uneven_head_is_named() -> None:
+    loaded = load(make_llama())
+    loaded.model.lm_head = UnevenLinear(loaded.model.lm_head, 512)
+    found = probe_rows(loaded)
+    assert not found.is_exact
+    assert "the head" in found.detail
+
+
+def test_uneven_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = PagedAttention.attend
+    monkeypatch.setattr(
+        PagedAttention,
+        "attend",
+        lambda site, call: attend(site, call) + 1e-4 * (call.query.shape[2] > 100),
+    )
+    found = probe_rows(load(make_llama()))
+    assert not found.is_exact
+    assert "self_attn" in found.detail
+
+
+def test_a_larger_row_multiple_is_found_if_it_helps() -> None:
+    loaded = load(make_llama())
+    mlp = loaded.model.model.layers[0].mlp
+    mlp.up_proj = UnevenLinear(mlp.up_proj, 32)
+    found = probe_rows(loaded)
+    assert found.is_exact
+    assert found.row_multiple == 32
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    loaded = load(make_llama())
+    probe_rows(loaded)
+    assert not any(module._forward_hooks for module in loaded.model.modules())
+
+
+def test_numerics_name_the_settings() -> None:
+    numerics = read_numerics(load(make_llama()), row_multiple=16).describe()
+    assert numerics["attention"] == "reference"
+    assert numerics["partition_tokens"] == 256
+    assert numerics["num_threads"] == torch.get_num_threads()
+    assert all(isinstance(value, str | int) for value in numerics.values())
