@@ -1,0 +1,265 @@
+"""Commands: what can be typed, and what each option means.
+
+Only descriptions: the work is in the modules that ``load`` names, so that help and
+mistakes are answered without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Protocol, cast
+
+import typer
+
+from prefold.cli.lazy import load
+from prefold.cli.options import (
+    DemoOptions,
+    GenerateOptions,
+    ModelOptions,
+    SamplingOptions,
+)
+from prefold.cli.quiet import quiet_libraries
+from prefold.cli.verify_options import VerifyOptions
+from prefold.errors import InvalidInputError
+
+app = typer.Typer(
+    help="A prefix cache for serving large language models.",
+    add_completion=False,
+    invoke_without_command=True,
+    # Help is plain text: the same on every terminal and in every pipe.
+    rich_markup_mode=None,
+)
+
+# -- options that several commands have ------------------------------------------------
+
+_MODEL_HELP = "A model's directory or hub id. [default: the demo model, 92 MB to fetch]"
+ModelArgument = Annotated[str | None, typer.Argument(help=_MODEL_HELP)]
+ModelOption = Annotated[str | None, typer.Option("--model", help=_MODEL_HELP)]
+CacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        help='Memory for cached KV, such as "4GiB". [default: a share of what is free]'
+    ),
+]
+CacheBlocks = Annotated[
+    int | None, typer.Option(min=1, help="Blocks of cached KV, instead of a memory size.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in a block.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="Of the computation: float32, bfloat16 ...")
+]
+Device = Annotated[str, typer.Option(help="Where to compute, such as cpu.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads to compute with.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Tokens of prompt and reply at most. [default: the model's own]"
+    ),
+]
+PositionOffset = Annotated[
+    int, typer.Option(min=0, help="Added to every token's position.")
+]
+Rehash = Annotated[
+    bool,
+    typer.Option("--rehash", help="Digest the weights again; trust no remembered digest."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
+
+
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 -- how typer calls it
+    if is_wanted:
+        try:
+            version = importlib.metadata.version("prefold")
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            version = "(not installed)"
+        typer.echo(f"prefold {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def _prefold(
+    context: typer.Context,
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    del version
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def demo(  # noqa: PLR0913 -- typer reads the options off the signature
+    *,
+    model: ModelOption = None,
+    cache_memory: CacheMemory = None,
+    cache_blocks: CacheBlocks = None,
+    block_size: BlockSize = 16,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    max_model_len: MaxModelLen = None,
+    position_offset: PositionOffset = 0,
+    rehash: Rehash = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a hit saves, and that it changes nothing else."""
+    options = DemoOptions(
+        model=ModelOptions(
+            model=model,
+            cache_memory=cache_memory,
+            cache_blocks=cache_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            max_model_len=max_model_len,
+            position_offset=position_offset,
+            rehash=rehash,
+        ),
+        as_json=as_json,
+    )
+    quiet_libraries(model)
+    return load("prefold.cli.demo", "run_demo")(options)
+
+
+@app.command()
+def generate(  # noqa: PLR0913 -- as above
+    *,
+    model: ModelArgument = None,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")],
+    max_tokens: Annotated[int, typer.Option(help="Tokens of the reply at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest, up to this sum.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest; 0: all.")] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option(help="Drop what is less likely than this share of the likeliest."),
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal replies.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw", help="Apply the chat template. [default: if there is one]"
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system part of a chat.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1000, help="Ask so many times.")] = 1,
+    cache_memory: CacheMemory = None,
+    cache_blocks: CacheBlocks = None,
+    block_size: BlockSize = 16,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    max_model_len: MaxModelLen = None,
+    position_offset: PositionOffset = 0,
+    rehash: Rehash = False,
+    as_json: AsJson = False,
+) -> int:
+    """Answer one prompt, and say what of it was reused."""
+    options = GenerateOptions(
+        model=ModelOptions(
+            model=model,
+            cache_memory=cache_memory,
+            cache_blocks=cache_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            max_model_len=max_model_len,
+            position_offset=position_offset,
+            rehash=rehash,
+        ),
+        sampling=SamplingOptions(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+        ),
+        prompt=prompt,
+        chat=chat,
+        system=system,
+        repeat=repeat,
+        as_json=as_json,
+    )
+    quiet_libraries(model)
+    return load("prefold.cli.generate", "run_generate")(options)
+
+
+@app.command()
+def verify(  # noqa: PLR0913 -- as above
+    *,
+    model: ModelArgument = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="A file with one prompt a line, besides the usual ones."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run every prompt in every variant.")
+    ] = False,
+    block_size: BlockSize = 16,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    max_model_len: MaxModelLen = None,
+    position_offset: PositionOffset = 0,
+    rehash: Rehash = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run prompts with and without the cache, and compare every bit."""
+    options = VerifyOptions(
+        model=ModelOptions(
+            model=model,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            max_model_len=max_model_len,
+            position_offset=position_offset,
+            rehash=rehash,
+        ),
+        prompts=prompts,
+        is_full=full,
+        as_json=as_json,
+    )
+    quiet_libraries(model)
+    return load("prefold.cli.verify", "run_verify")(options)
+
+
+# -- running ---------------------------------------------------------------------------
+
+
+class _UsageError(Protocol):
+    def format_message(self) -> str: ...
+
+
+#: The root of what the option parser raises: BadParameter is a usage error is this.
+#: Neither parent has a public name in every release of typer.
+_PARSER_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that ``arguments`` name; return its exit code.
+
+    Raises:
+        InvalidInputError: There is no such command or option, or a value is malformed.
+    """
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            args=list(arguments), prog_name="prefold", standalone_mode=False
+        )
+    except _PARSER_ERROR as error:
+        message = cast("_UsageError", error).format_message()
+        raise InvalidInputError(message) from error
+    return code if isinstance(code, int) else 0
