@@ -6,7 +6,6 @@ so no ``repr`` shows them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
@@ -158,9 +157,9 @@ def _check_float(
     """Check the range; ``is_open`` leaves ``lowest`` itself out of it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, got {_show(value)}")
-    # Comparing first: an int too large for a float cannot be asked whether it is NaN.
+    # NaN lies in no range, and an int too large for a float can still be compared.
     is_inside = lowest < value <= highest if is_open else lowest <= value <= highest
-    if not is_inside or math.isnan(value):
+    if not is_inside:
         above = f"above {lowest:g} and at most" if is_open else f"from {lowest:g} to"
         raise RequestError(f"{name} must be {above} {highest:g}, got {_show(value)}")
 

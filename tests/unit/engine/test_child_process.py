@@ -45,8 +45,13 @@ import os, signal, sys
 from pathlib import Path
 from prefold.engine.child_process import run_child
 path = Path(sys.argv[1])
+ticks = 0
 def die():
-    if path.exists():
+    global ticks
+    ticks += path.exists()
+    if path.with_suffix(".ended").exists():
+        sys.exit("the child ended before its parent")
+    if ticks == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 script = f"echo $$ > {path}.new; mv {path}.new {path}; cat; touch {path}.ended"
 run_child(["/bin/sh", "-c", script], environment={}, on_tick=die)
@@ -55,9 +60,10 @@ run_child(["/bin/sh", "-c", script], environment={}, on_tick=die)
 
 def test_a_child_can_see_that_its_parent_was_killed(tmp_path: Path) -> None:
     process_id, ended = tmp_path / "id", tmp_path / "id.ended"
-    subprocess.run(  # noqa: S603
+    done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", KILLED, str(process_id)], check=False, timeout=60
     )
+    assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 30
     while not ended.exists():
         assert time.monotonic() < deadline
