@@ -4,7 +4,7 @@ The prompts of ``prefold demo`` are replayed through the real cache, with script
 and no model, once for every block size. Reported for each:
 
 - hit tokens of every scenario, and as a share of all prompt tokens;
-- bytes of metadata per cached token;
+- bytes of metadata for a cached token;
 - time to match, and to publish in one call, the longest prompt;
 - KV slots that hold nothing: the unfilled ends of last blocks, and tokens that stand
   twice because the block around them was copied.
@@ -19,18 +19,19 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from scripted_tour import Asked, record_tour
 
 from prefold.blocks.table import TokenIds
 from prefold.cache import PrefixCache
+from prefold.engine.assembly import Silence
 from prefold.engine.demo_model import ensure_demo_model
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
+from scripted_tour import Asked, record_tour
 
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 
@@ -48,16 +49,16 @@ class Outcome:
 
 def main() -> int:
     args = _arguments()
-    asked = record_tour(args.model or str(ensure_demo_model(_Quiet())))
+    asked = record_tour(args.model or str(ensure_demo_model(Silence())))
     outcomes = {size: _replay(asked, size) for size in args.sizes}
     longest = max((each.prompt for each in asked), key=len)
     times = _times(longest, args.sizes, args.rounds)
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "block_size": size,
             **{f"hits_{key}": value for key, value in outcome.hits.items()},
             "hit_share": sum(outcome.hits.values()) / outcome.num_prompt_tokens,
-            "metadata_bytes_per_token": outcome.metadata_bytes / outcome.num_distinct_tokens,
+            "metadata_bytes": outcome.metadata_bytes / outcome.num_distinct_tokens,
             "match_ms": times[size][0],
             "publish_ms": times[size][1],
             "blocks": outcome.num_blocks,
@@ -80,20 +81,12 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description="Compare block sizes.")
     parser.add_argument("--model", help="whose tokenizer to use; the demo model by default")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_BLOCK_SIZES))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
-
-
-class _Quiet:
-    def begin(self, step: str, total_bytes: int | None) -> None:
-        print(f"{step} ...", file=sys.stderr)
-
-    def advance(self, done_bytes: int) -> None:
-        pass
 
 
 def _replay(asked: Sequence[Asked], size: int) -> Outcome:
@@ -157,20 +150,14 @@ def _times(
             )
             lease = cache.acquire(fingerprint, domain, prompt)
             cache.reserve(lease, len(prompt))
-            publishes[size].append(
-                _milliseconds(lambda c=cache, le=lease: c.commit(le, prompt, len(prompt)))
-            )
+            started_at = time.perf_counter()
+            cache.commit(lease, prompt, len(prompt))
+            publishes[size].append(1e3 * (time.perf_counter() - started_at))
             cache.release(lease, prompt, len(prompt))
-            matches[size].append(
-                _milliseconds(lambda c=cache, f=fingerprint: c.lookup(f, domain, prompt))
-            )
+            started_at = time.perf_counter()
+            cache.lookup(fingerprint, domain, prompt)
+            matches[size].append(1e3 * (time.perf_counter() - started_at))
     return {size: (median(matches[size]), median(publishes[size])) for size in sizes}
-
-
-def _milliseconds(call: Callable[[], object]) -> float:
-    started_at = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - started_at)
 
 
 def _fingerprint(size: int) -> Fingerprint:
@@ -191,7 +178,7 @@ def _fingerprint(size: int) -> Fingerprint:
     )
 
 
-def _show(rows: Sequence[dict[str, float]]) -> None:
+def _show(rows: Sequence[dict[str, object]]) -> None:
     names = list(rows[0])
     print("  ".join(f"{name:>12.12}" for name in names))
     for row in rows:

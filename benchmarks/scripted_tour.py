@@ -56,7 +56,11 @@ class _ScriptedEngine:
         self._reply = list(tokenizer.encode(_REPLY, add_special_tokens=False))
 
     def generate(
-        self, prompts: Sequence[list[int]], params: SamplingParams, *, options: RequestOptions
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        options: RequestOptions,
     ) -> list[RequestOutput]:
         [prompt] = prompts
         reply = self._reply[: params.max_tokens]
@@ -106,6 +110,6 @@ def record_tour(model: str) -> list[Asked]:
     session = Session(
         engine=cast("Engine", engine), tokenizer=tokenizer, facts=facts, load_s=0.0
     )
-    for _, scenario in Tour(session).steps():
-        scenario()
+    for step in Tour(session, on_run=lambda _: None).steps():
+        step.take()
     return engine.asked

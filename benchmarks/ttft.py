@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from prefold.engine.assembly import ModelSettings, assemble
+from prefold.engine.assembly import ModelSettings, Silence, assemble
 from prefold.engine.demo_model import ensure_demo_model
 from prefold.engine.engine import Engine
 from prefold.engine.request import SamplingParams
@@ -39,7 +39,7 @@ _ONE = SamplingParams(max_tokens=1, ignore_eos=True)
 def main() -> int:
     args = _arguments()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    source = args.model or str(ensure_demo_model(_Quiet()))
+    source = args.model or str(ensure_demo_model(Silence()))
     settings = ModelSettings(
         cache_blocks=4096, num_threads=args.threads, device=args.device
     )
@@ -48,7 +48,7 @@ def main() -> int:
     plain = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, attn_implementation="sdpa"
     )
-    plain.eval().to(args.device)
+    plain.to(args.device)
     generator = np.random.default_rng(args.seed)
     vocab = assembly.loaded.vocab_size
 
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description="Time the first token.")
     parser.add_argument("--model", help="directory or hub id; the demo model by default")
     parser.add_argument("--shared", type=int, default=1024, help="cached tokens of a hit")
     parser.add_argument("--suffix", type=int, default=32, help="new tokens of a prompt")
@@ -100,14 +100,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
-
-
-class _Quiet:
-    def begin(self, step: str, total_bytes: int | None) -> None:
-        print(f"{step} ...", file=sys.stderr)
-
-    def advance(self, done_bytes: int) -> None:
-        pass
 
 
 def _time_forward(model: PreTrainedModel, prompt: np.ndarray) -> float:
@@ -136,7 +128,8 @@ def _show(report: dict[str, object], *, as_json: bool) -> None:
         print(json.dumps(report))
         return
     for name, value in report.items():
-        print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")
+        shown = f"{value:.4f}" if isinstance(value, float) else value
+        print(f"{name:>14}  {shown}")
 
 
 if __name__ == "__main__":

@@ -161,9 +161,7 @@ def test_a_bidirectional_model_is_refused() -> None:
 def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
     """The frequencies come from the longest possible sequence, not from the batch."""
     loaded = tiny_model("phi3")
-    store = KvStore(
-        loaded.layout(16, torch.float32), 8, dtype=torch.float32, device=torch.device("cpu")
-    )
+    layout = loaded.layout(16, torch.float32)
     prompts = [
         np.random.default_rng(i).integers(3, 96, size) for i, size in enumerate((14, 90))
     ]
@@ -173,8 +171,13 @@ def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
         for prompt, table in zip(prompts, tables, strict=True)
     )
 
-    rows = ModelRunner(loaded, store).execute(StepPlan(slices=slices))
+    def run(*chosen: SequenceSlice) -> torch.Tensor:
+        store = KvStore(layout, 8, dtype=torch.float32, device=torch.device("cpu"))
+        return ModelRunner(loaded, store).execute(StepPlan(slices=chosen))
 
+    rows = run(*slices)
+
+    assert torch.equal(run(slices[0]), rows[:14])
     long_frequencies = torch.tensor(_LONG_FACTORS) * 10000.0 ** (torch.arange(4) / 4)
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         tiny_config("phi3"), dtype=torch.float32, attn_implementation="eager"

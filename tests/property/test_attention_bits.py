@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from support.attention_cases import Heads, Pool, make_prompt
 
+from prefold.engine.thread_share import ScratchBuffers, even_length
+
 LENGTH = 600
 
 OPTIONS = (
@@ -70,6 +72,41 @@ def test_every_row_computed_alone_has_the_bits_of_the_whole(
             end = min(start + size, LENGTH)
             [rows] = pool.run([(0, start, end)])
             assert torch.equal(rows, expected[start:end])
+
+
+def test_scores_are_laid_out_so_that_no_thread_share_cuts_a_vector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A last bit of one weight among hundreds seldom shows, so the lengths are looked at.
+    lengths = []
+    take = ScratchBuffers.take
+
+    def spy(
+        scratch: ScratchBuffers, name: str, length: int, like: torch.Tensor
+    ) -> torch.Tensor:
+        if name == "scores":
+            lengths.append(length)
+        return take(scratch, name, length, like)
+
+    monkeypatch.setattr(ScratchBuffers, "take", spy)
+    torch.set_num_threads(3)
+    heads = Heads(num_heads=5, num_kv_heads=5)
+    Pool(heads, [make_prompt(heads, LENGTH)]).run([(0, 0, LENGTH)])
+
+    assert len(lengths) > 1
+    assert all(length == even_length(length, 3) for length in lengths)
+
+
+def test_many_partitions_are_merged_in_one_order() -> None:
+    heads = Heads(num_heads=2, num_kv_heads=2)
+    length = 4120
+    pool = Pool(heads, [make_prompt(heads, length)])
+    pool.run([(0, 0, length)])
+    for edge in range(1024, length, 256):
+        # The tile's first rows have one partition less than its last ones.
+        [together] = pool.run([(0, edge - 8, edge + 8)])
+        alone = [pool.run([(0, at, at + 1)])[0] for at in range(edge - 8, edge + 8, 3)]
+        assert torch.equal(torch.cat(alone), together[::3])
 
 
 def test_bits_would_notice_another_cut_of_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from prefold.identity.domain import Domain
 from prefold.tree.walk import MIN_COPY_TOKENS
 from support.clock import TickingClock
 from support.fingerprints import make_fingerprint
-from support.naive_cache import NaiveCache, Tokens
+from support.naive_cache import NaiveCache, Owner, Tokens
 from support.running import Running, as_tokens
 from support.slots import SlotStore, marks_of
 
@@ -55,8 +55,6 @@ NUM_MOVES = 3
 #: A token no sequence has.
 FOREIGN = 9
 MAX_RUNNING = 6
-
-Owner = tuple[int, int]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -251,11 +249,14 @@ class CacheMachine(RuleBasedStateMachine):
             case 0:
                 self._invalidate(Everything(), lambda _: True)
             case 1:
-                selector = ByFingerprint(fingerprint=fingerprint)
-                self._invalidate(selector, lambda other: other[0] == owner[0])
+                self._invalidate(
+                    ByFingerprint(fingerprint=fingerprint),
+                    lambda other: other[0] == owner[0],
+                )
             case 2:
-                selector = ByDomain(domain=domain)
-                self._invalidate(selector, lambda other: other[1] == owner[1])
+                self._invalidate(
+                    ByDomain(domain=domain), lambda other: other[1] == owner[1]
+                )
             case _ if len(tokens) >= self.size:
                 selector = ByPrefix(
                     fingerprint=fingerprint, domain=domain, tokens=as_tokens(tokens)

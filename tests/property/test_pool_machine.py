@@ -68,9 +68,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def _pick(
         self, data: st.DataObject, source: BlockState, target: BlockState
     ) -> BlockIds:
-        blocks = data.draw(st.sets(st.sampled_from(sorted(self.held[source])))) if (
-            self.held[source]
-        ) else set()
+        blocks = (
+            data.draw(st.sets(st.sampled_from(sorted(self.held[source]))))
+            if (self.held[source])
+            else set()
+        )
         self.held[source] -= blocks
         self.held[target] |= blocks
         return _ids(sorted(blocks))

@@ -19,7 +19,11 @@ Tokens = list[int]
 class CacheDriver:
     """A cache with a slot store, for one fingerprint unless told otherwise."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4) -> None:
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 4, *, shares: bool = False
+    ) -> None:
+        """Make an empty one; if it ``shares``, content is the same for all domains."""
+        self._shares = shares
         self.size = block_size
         self.clock = TickingClock()
         self.cache = PrefixCache(
@@ -37,7 +41,8 @@ class CacheDriver:
             self.fingerprint, domain, as_tokens(tokens), access=access
         )
         matched = lease.num_matched_tokens
-        run = Running(lease, hash(domain), list(tokens), access, matched)
+        owner = (0, 0 if self._shares else hash(domain))
+        run = Running(lease, owner, list(tokens), access, matched)
         self.running.append(run)
         self.check()
         return run

@@ -22,6 +22,7 @@ from prefold.engine.config import EngineConfig, ModelLimits, SchedulerConfig
 from prefold.engine.engine import Engine
 from prefold.engine.parts import EngineParts
 from prefold.engine.sampler import Sampler
+from prefold.errors import InvariantError
 from support.fingerprints import make_fingerprint
 
 VOCAB_SIZE = 61
@@ -31,8 +32,11 @@ _MASK = 2**64 - 1
 _NOWHERE = -1
 
 
-class FakeStoreError(AssertionError):
-    """A slot was read, written or copied that should not have been."""
+class FakeStoreError(InvariantError):
+    """A slot was read, written or copied that should not have been.
+
+    An ``InvariantError``, so that no engine takes it for one more step that failed.
+    """
 
 
 class FakeRunnerError(RuntimeError):

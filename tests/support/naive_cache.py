@@ -8,10 +8,10 @@ what is not found any more, and how many blocks that may cost is checked there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-Owner = Hashable
+Owner = tuple[int, int]
 Tokens = tuple[int, ...]
 
 #: As many children with one first token are sure to be compared.

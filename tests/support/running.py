@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from prefold.blocks.table import TokenIds
 from prefold.cache import Access, Lease
+from support.naive_cache import Owner
 from support.slots import Marks, marks_of
 
 
@@ -21,7 +21,7 @@ class Running:
     """
 
     lease: Lease
-    owner: Hashable
+    owner: Owner
     tokens: list[int]
     access: Access
     computed: int

@@ -91,7 +91,7 @@ def make_session(
     """Return a session with a chat template, and its runner."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
-    letters = tokenizer.convert_tokens_to_ids(list("abcdefghijklmno"))
+    letters = [tokenizer.get_vocab()[letter] for letter in "abcdefghijklmno"]
     runner = ChainRunner(num_blocks, letters)
     engine = Engine(
         EngineParts(

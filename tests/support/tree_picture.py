@@ -14,10 +14,7 @@ def picture(cache: PrefixCache) -> object:
             (tree.version, tree.num_nodes, len(tree.tombstones), _node(tree.root))
             for tree in cache._trees.all()
         ],
-        [
-            (ticket, score, id(node))
-            for score, ticket, node in cache._room.queue._heap
-        ],
+        [(ticket, score, id(node)) for score, ticket, node in cache._room.queue._heap],
         cache._pool._states.tobytes(),
         cache._pool._free.tobytes(),
         [

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from prefold.blocks.pool import BlockCounts, BlockPool
 from prefold.blocks.table import (
     TOKEN_DTYPE,
@@ -374,7 +372,7 @@ class PrefixCache:
             )
         if len(tokens) == 0:
             raise InvalidInputError("tokens must not be empty")
-        if np.any(tokens < 0):
+        if tokens.min() < 0:
             raise InvalidInputError("token ids must not be negative")
 
     def _check_live(self, lease: Lease) -> None:

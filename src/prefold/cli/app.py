@@ -202,7 +202,7 @@ def verify(  # noqa: PLR0913 -- as above
     model: ModelArgument = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="A file with one prompt a line, besides the usual ones."),
+        typer.Option(help="A file with one prompt a line. [default: built-in ones]"),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Run every prompt in every variant.")

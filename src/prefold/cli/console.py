@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -39,7 +40,6 @@ class Screen:
         self._out = Console(highlight=False, markup=False, emoji=False)
         self._err = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._bar: Progress | None = None
-        self._total: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -89,32 +89,34 @@ class Screen:
 
     def begin(self, step: str, total_bytes: int | None = None) -> None:
         """Show that a long step begins, and its size if it has one."""
+        size = "" if total_bytes is None else f" ({format_bytes(total_bytes)})"
+        self._begin(f"{step}{size} ...", step, total_bytes, DownloadColumn())
+
+    def begin_runs(self, step: str, num_runs: int) -> None:
+        """Show that a step begins which consists of so many runs."""
+        self._begin(f"{step} ...", step, num_runs, MofNCompleteColumn())
+
+    def _begin(self, line: str, step: str, total: int | None, done: ProgressColumn) -> None:
         self.end()
-        self._total = total_bytes
-        if self._err.is_terminal:
-            columns: list[ProgressColumn] = [
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-            ]
-            if total_bytes is not None:
-                columns += [BarColumn(bar_width=20), DownloadColumn()]
-            columns.append(TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self._err, transient=True)
-            self._bar.start()
-            self._bar.add_task(step, total=total_bytes)
-        else:
-            size = "" if total_bytes is None else f" ({format_bytes(total_bytes)})"
-            self._err.print(f"{step}{size} ...", soft_wrap=True)
+        if not self._err.is_terminal:
+            self._err.print(line, soft_wrap=True)
+            return
+        sized = [] if total is None else [BarColumn(bar_width=16), done]
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            *sized,
+            TimeElapsedColumn(),
+            console=self._err,
+            transient=True,
+        )
+        self._bar.start()
+        self._bar.add_task(step, total=total)
 
     def advance(self, done_bytes: int) -> None:
-        """Show how far the step is."""
+        """Show how far the step is; runs count as its size as well."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done_bytes)
-
-    def advance_of(self, done: int, total: int) -> None:
-        """Show how far the step is, and that its size is ``total``."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def end(self) -> None:
         """Take the step off the terminal."""

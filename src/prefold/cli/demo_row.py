@@ -8,7 +8,7 @@ compared with that answer's, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -94,11 +94,20 @@ class Row:
 class RowTaker:
     """Asks the prompts of one row."""
 
-    def __init__(self, session: Session, key: str, *, max_tokens: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        key: str,
+        *,
+        max_tokens: int,
+        on_run: Callable[[int], None],
+    ) -> None:
         self._session = session
         self._domain = Domain(f"demo/{key}")
         self._max_tokens = max_tokens
+        self._on_run = on_run
         self._num_blocks_before = _count_blocks(session)
+        self._num_runs = 0
         self.key = key
         self.prompts: list[WrittenPrompt] = []
         self.outputs: list[RequestOutput] = []
@@ -182,6 +191,8 @@ class RowTaker:
         )
         if output.error is not None:
             raise CapacityError(output.error)
+        self._num_runs += 1
+        self._on_run(self._num_runs)
         return output
 
 

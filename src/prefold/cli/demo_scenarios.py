@@ -13,8 +13,10 @@ from prefold.cli.demo_row import Row, RowTaker
 from prefold.cli.opening import Session
 from prefold.errors import ConfigError
 
+#: Enough for a time per output token; a tour of long replies would be about decoding.
 _REPLY_TOKENS = 16
 _SHORT_REPLY_TOKENS = 8
+_LABEL_TOKENS = 4
 _MIN_CONTEXT = 256
 
 
@@ -54,43 +56,61 @@ class Sizes:
         )
 
 
-Scenario = Callable[[], Row]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A row that can be taken.
+
+    Attributes:
+        num_runs: Requests that it takes.
+    """
+
+    title: str
+    num_runs: int
+    take: Callable[[], Row]
 
 
 class Tour:
-    """The rows, each run when it is called.
+    """The rows, each run when it is taken.
 
-    Attributes:
-        steps: What each row is about to do, with the row itself, in their order.
+    Args:
+        session: What they run on.
+        on_run: Told how many requests of a row are done.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, on_run: Callable[[int], None]) -> None:
         self._session = session
+        self._on_run = on_run
         self._writer = PromptWriter(session.tokenizer)
         self._sizes = Sizes.that_fit(session)
 
-    def steps(self) -> Iterator[tuple[str, Scenario]]:
+    def steps(self) -> Iterator[Step]:
+        """Yield the rows in their order."""
         sizes = self._sizes
-        yield (
-            f"(a) 8 prompts of {sizes.system + sizes.question:,} tokens, 3 of them again",
-            self.system_part,
+        yield Step(
+            title=f"(a) a system part of {sizes.system:,} tokens",
+            num_runs=8 + 3,
+            take=self.system_part,
         )
-        yield "(b) a conversation of 10 turns, 3 of them again", self.conversation
-        yield (
-            f"(c) {sizes.document:,} tokens, 3 questions, 1 of them again",
-            self.document,
+        yield Step(title="(b) a conversation", num_runs=10 + 3, take=self.conversation)
+        yield Step(
+            title=f"(c) a {sizes.document:,}-token document",
+            num_runs=3 + 1,
+            take=self.document,
         )
-        yield "(d) 16 few-shot questions, 3 of them again", self.few_shot
-        yield "(e) a clock in the first line, 3 prompts", self.clock
-        yield "(e) a random id in the first line, 3 prompts", self.random_id
-        yield "(e) another template in the first line, 3 prompts", self.template
+        yield Step(title="(d) few-shot questions", num_runs=16 + 3, take=self.few_shot)
+        yield Step(title="(e) a clock in the first line", num_runs=5, take=self.clock)
+        yield Step(title="(e) a random id", num_runs=5, take=self.random_id)
+        yield Step(title="(e) another template", num_runs=5, take=self.template)
+
+    def _taker(self, key: str, *, max_tokens: int) -> RowTaker:
+        return RowTaker(self._session, key, max_tokens=max_tokens, on_run=self._on_run)
 
     # -- (a) -------------------------------------------------------------------------
 
     def system_part(self) -> Row:
         """Ask eight questions after one system part."""
         system, prompts = self._questions_after_system()
-        taker = RowTaker(self._session, "a", max_tokens=_REPLY_TOKENS)
+        taker = self._taker("a", max_tokens=_SHORT_REPLY_TOKENS)
         for prompt in prompts:
             taker.ask(prompt)
         taker.run_cold((1, 4, 7))
@@ -138,7 +158,7 @@ class Tour:
 
     def conversation(self) -> Row:
         """Let a conversation grow; each turn finds the one before it."""
-        taker = RowTaker(self._session, "b", max_tokens=_REPLY_TOKENS)
+        taker = self._taker("b", max_tokens=_REPLY_TOKENS)
         messages = [Message(role="system", content=self._conversation_rules())]
         known = num_changed = num_missed = 0
         previous: list[int] = []
@@ -164,7 +184,11 @@ class Tour:
             f"Of {known:,} tokens of previous prompts and replies, {hits:,} hit; "
             f"{max(num_turns - 1, 0)} were last sampled tokens (no KV yet), "
             f"{num_changed} changed by re-tokenising replies"
-            + (f", {num_missed} not worth copying." if num_missed else "."),
+            + (
+                f", {num_missed} were not copied (under four of their block)."
+                if num_missed
+                else "."
+            ),
             "Both medians are over the turns that ran both ways.",
         ]
         return taker.finish(
@@ -193,7 +217,7 @@ class Tour:
             return common_length(first.token_ids, second.token_ids)
 
         text = fit_text(shared, texts.diary(400), self._sizes.document, separator="\n")
-        taker = RowTaker(self._session, "c", max_tokens=_REPLY_TOKENS)
+        taker = self._taker("c", max_tokens=_SHORT_REPLY_TOKENS)
         for question in questions:
             taker.ask(write(text, question))
         taker.run_cold((1,))
@@ -220,7 +244,7 @@ class Tour:
             return len(write(shots, "").token_ids)
 
         shots = fit_text(size, examples, self._sizes.examples, separator="\n")
-        taker = RowTaker(self._session, "d", max_tokens=_SHORT_REPLY_TOKENS)
+        taker = self._taker("d", max_tokens=_LABEL_TOKENS)
         for letter in asked:
             taker.ask(write(shots, letter))
         taker.run_cold((5, 10, 15))
@@ -252,7 +276,7 @@ class Tour:
             return len(self._write(f"{lines[0]}\n{body}", question).token_ids)
 
         body = fit_text(size, texts.handbook(100), self._sizes.broken)
-        taker = RowTaker(self._session, f"e-{key}", max_tokens=_SHORT_REPLY_TOKENS)
+        taker = self._taker(f"e-{key}", max_tokens=_LABEL_TOKENS)
         findings: list[str] = []
         for line in lines:
             prompt = self._write(f"{line}\n{body}", question)

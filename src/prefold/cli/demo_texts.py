@@ -148,7 +148,7 @@ CLOCK_LINES: Sequence[str] = tuple(
 )
 RANDOM_ID_LINES: Sequence[str] = tuple(
     f"Request {request_id} of the help desk."
-    for request_id in ("7f3c9a52e81b", "c04d6b9817fa", "2e91a7d350cb")
+    for request_id in ("f37c9a52e81b", "c04d6b9817fa", "b2e91a7d350c")
 )
 TEMPLATE_LINES: Sequence[str] = (
     "You are the clerk of a lending library of tools.",

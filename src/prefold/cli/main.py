@@ -25,8 +25,8 @@ from prefold.errors import InvariantError, PrefoldError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-#: What a shell reports for a program that a closed pipe ended.
-EXIT_BROKEN_PIPE = 141
+#: Quietly: whoever closed the pipe has seen enough.
+EXIT_BROKEN_PIPE = 1
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 

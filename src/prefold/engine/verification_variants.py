@@ -56,19 +56,23 @@ def run_warm(verification: Verification, tally: Tally) -> None:
     In the first round a prompt hits what the ones before it have in common with it.
     """
     rig = verification.warm_rig
-    prompts = list(verification.prompts)
-    while prompts:
-        once_more = []
-        for prompt in prompts:
-            reference = verification.reference(prompt)
-            output, expected = rig.run(
-                rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "warm"
-            )
-            tally.compare(prompt, reference, output, expected)
-            if verification.is_full or 2 * expected.most < prompt.num_tokens:
-                once_more.append(prompt)
-        prompts = once_more if len(prompts) == len(verification.prompts) else []
+    once_more = []
+    for prompt in verification.prompts:
+        expected = _run_warm(verification, tally, rig, prompt)
+        if verification.is_full or 2 * expected.most < prompt.num_tokens:
+            once_more.append(prompt)
+    for prompt in once_more:
+        _run_warm(verification, tally, rig, prompt)
     tally.count_rig(rig)
+
+
+def _run_warm(
+    verification: Verification, tally: Tally, rig: Rig, prompt: VerificationPrompt
+) -> ExpectedHit:
+    reference = verification.reference(prompt)
+    output, expected = rig.run(rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "warm")
+    tally.compare(prompt, reference, output, expected)
+    return expected
 
 
 def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:

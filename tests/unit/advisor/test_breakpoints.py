@@ -89,6 +89,8 @@ def test_the_order_of_the_prompts_does_not_matter(
         # A value that both have in common is not to blame.
         ("At 09:41:07 a cat", "At 09:41:07 a dog", K.CLOCK),
         ("12 apples", "12 pears", K.COUNTER),
+        ("Request 12, please", "Request 12. Please", K.COUNTER),
+        ("At 09:41, please", "At 09:41. Please", K.CLOCK),
         # Nor is one that only one of them has.
         ("It is 09:41 now", "It is late now", K.CLOCK),
         # A name with a number is no random id, and 3:2 is no clock.

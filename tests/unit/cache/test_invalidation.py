@@ -1,6 +1,6 @@
 import pytest
 
-from prefold.cache import ByDomain, ByFingerprint, ByPrefix, Everything, Selector
+from prefold.cache import Access, ByDomain, ByFingerprint, ByPrefix, Everything, Selector
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import Domain
 from support.cache_driver import A, CacheDriver, numbered
@@ -102,13 +102,29 @@ def test_a_prefix_is_that_prefix_and_what_follows() -> None:
     assert driver.hit(numbered(9, 500)) == 2 * B
 
 
-def test_a_prefix_above_a_split_takes_what_begins_with_it_only() -> None:
+@pytest.mark.parametrize("is_split", [False, True])
+def test_what_comes_before_a_prefixes_last_block_stays(*, is_split: bool) -> None:
     driver = CacheDriver(block_size=B)
     driver.serve(PROMPT)
-    run = driver.acquire([*PROMPT[:B], 99])
-    driver.cache.invalidate(by_prefix(driver, PROMPT[: 2 * B]))
-    assert driver.hit([*PROMPT, 1]) in (0, B)
+    shorter = driver.begin([*PROMPT[:B], *numbered(5, 90)])
+    if not is_split:
+        driver.end(shorter)
+    receipt = driver.cache.invalidate(by_prefix(driver, PROMPT[: 2 * B]))
+    assert receipt.num_blocks == 2
     driver.check()
+    if is_split:
+        driver.compute(shorter)
+        driver.end(shorter)
+        assert driver.hit([*PROMPT[:B], *numbered(5, 90)]) == 2 * B
+    assert driver.hit([*PROMPT, 1]) == B
+
+
+def test_blocks_of_forks_that_write_nothing_are_in_no_receipt() -> None:
+    driver = CacheDriver(block_size=B)
+    driver.serve(PROMPT)
+    run = driver.begin([*PROMPT, *numbered(9, 50)], access=Access(read=True, write=False))
+    driver.compute(run)
+    assert driver.cache.invalidate(by_prefix(driver, PROMPT)).num_blocks == 1
     driver.end(run)
 
 
@@ -132,7 +148,7 @@ def test_a_receipt_over_what_was_dropped_before_is_an_upper_bound() -> None:
     driver.serve(PROMPT)
     run = driver.acquire([*PROMPT, 99])
     first = driver.cache.invalidate(by_prefix(driver, PROMPT))
-    assert (first.num_blocks, first.is_upper_bound) == (2, False)
+    assert (first.num_blocks, first.is_upper_bound) == (1, False)
     driver.fill(driver.cache.counts.free + 1)
     second = driver.cache.invalidate(Everything())
     assert second.is_upper_bound, "what the running request holds is counted again"
@@ -152,7 +168,7 @@ def test_throw_away_blocks_are_in_no_receipt() -> None:
 def test_many_invalidations_without_need_of_room_keep_no_list() -> None:
     driver = CacheDriver(num_blocks=64, block_size=B)
     tree = driver.cache._trees.of(driver.fingerprint)
-    for number in range(300):
+    for number in range(150):
         run = driver.begin(numbered(9, 10 * number))
         driver.compute(run)
         driver.cache.invalidate(ByDomain(domain=A))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefold.blocks.table import BlockCopy
 from prefold.cache import NO_CACHE, Access
 from prefold.errors import (
     InvalidInputError,
@@ -47,7 +48,7 @@ def test_computed_out_of_range_is_refused_and_changes_nothing(computed: int) -> 
     cache, before = driver.cache, picture(driver.cache)
     tokens = as_tokens(numbered(10))
     for call in (cache.commit, cache.adopt, cache.release):
-        with pytest.raises(InvalidInputError, match="from 4 .published. to 10"):
+        with pytest.raises(InvalidInputError, match=r"from 4 \(published\) to 10"):
             call(run.lease, tokens, computed)
     with pytest.raises(InvalidInputError, match="from 4"):
         cache.fork(run.lease, tokens, computed, 1)
@@ -66,7 +67,7 @@ def test_tokens_of_another_type_are_refused_at_commit() -> None:
     driver = CacheDriver()
     run = driver.begin(numbered(6))
     with pytest.raises(InvalidInputError, match="int64"):
-        driver.cache.commit(run.lease, run.array.astype("int32"), 4)  # type: ignore[arg-type]
+        driver.cache.commit(run.lease, run.array.astype("int32"), 4)
 
 
 def test_copied_without_a_pending_copy_is_refused() -> None:
@@ -134,6 +135,10 @@ def test_write_only_misses_and_its_blocks_are_those_that_were_there() -> None:
     assert driver.cache.counts.idle == idle + 1
 
 
+def pending(run: Running) -> BlockCopy | None:
+    return run.lease.pending_copy
+
+
 def start_copy(driver: CacheDriver) -> Running:
     driver.serve(numbered(17))
     run = driver.acquire([*numbered(13), *numbered(4, 900)])
@@ -144,14 +149,14 @@ def start_copy(driver: CacheDriver) -> Running:
 def test_the_copys_target_is_known_once_it_is_reserved() -> None:
     driver = CacheDriver(block_size=8)
     run = start_copy(driver)
-    assert run.lease.pending_copy is None
+    assert pending(run) is None
     driver.reserve(run, 17)
-    order = run.lease.pending_copy
+    order = pending(run)
     assert order is not None
     assert (order.target, order.num_tokens) == (run.lease.block_ids[1], 5)
     assert driver.cache.counts.shared == 2, "the source is pinned, and no more than it"
     driver.carry_out(run)
-    assert run.lease.pending_copy is None
+    assert pending(run) is None
     assert run.lease.num_hit_tokens == 13
     assert driver.cache.counts.shared == 1
     driver.end(run)
@@ -170,9 +175,9 @@ def test_pending_copies_are_dropped_before_blocks_run_out() -> None:
     driver.reserve(run, 24)
     other = driver.acquire(numbered(3, 500))
     driver.reserve(other, 8)
-    assert run.lease.pending_copy is not None
+    assert pending(run) is not None
     driver.reserve(other, 24)  # the third block is the one the source pinned
-    assert run.lease.pending_copy is None
+    assert pending(run) is None
     assert run.lease.num_hit_tokens == run.lease.num_matched_tokens == 8
     driver.compute(run)
     driver.end(run)
@@ -191,7 +196,7 @@ def test_a_copy_is_not_ordered_into_a_block_that_was_published_meanwhile() -> No
     run = start_copy(driver)
     driver.reserve(run, 17)
     driver.compute(run)  # by itself, from the whole blocks on
-    assert run.lease.pending_copy is None
+    assert pending(run) is None
     driver.end(run)
 
 

@@ -53,6 +53,20 @@ def test_a_split_keeps_counts_times_and_hits_on_both_sides() -> None:
     assert (lower.created_at, lower.num_hits) == (0.5, 8)
 
 
+def test_a_merged_run_is_as_old_as_its_oldest_block() -> None:
+    driver = CacheDriver(block_size=4)
+    run = driver.begin(numbered(8))
+    driver.compute(run)
+    born = run.lease.node.created_at
+    other = driver.acquire([*numbered(8), 99])
+    driver.extend(run, numbered(4, 50))
+    assert run.lease.node.created_at > born
+    driver.end(other)
+    driver.end(run)
+    assert driver.shape() == [[3]]
+    assert run.lease.node.created_at == born
+
+
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_leases_leave_one_node_in_every_order(order: tuple[int, ...]) -> None:
     driver = CacheDriver(block_size=4)
@@ -266,6 +280,18 @@ def test_four_tails_are_kept_and_the_least_recently_used_goes() -> None:
     assert driver.cache.counts.idle == 5
 
 
+def test_a_tail_that_was_copied_from_counts_as_used() -> None:
+    driver = CacheDriver(block_size=8)
+    prompts = [[*numbered(8), 50, 51, 52, 53, 60 + last] for last in range(5)]
+    for prompt in prompts[:4]:
+        driver.serve(prompt)
+    run = driver.begin([*prompts[0], 99])
+    run.computed = run.lease.num_matched_tokens
+    driver.end(run)
+    driver.serve(prompts[4])
+    assert [driver.hit([*prompt, 99]) for prompt in prompts] == [13, 12, 13, 13, 13]
+
+
 def test_a_tail_pushed_out_while_pinned_lives_until_its_copy_is_done() -> None:
     driver = CacheDriver(block_size=8)
     base = numbered(8)
@@ -276,8 +302,7 @@ def test_a_tail_pushed_out_while_pinned_lives_until_its_copy_is_done() -> None:
     assert source is not None
     for last in range(4):
         driver.serve([*base, 50, 60 + last])
-    assert not source.is_attached
-    assert not source.is_freed
+    assert (source.is_attached, source.is_freed) == (False, False)
     driver.carry_out(run)
     assert source.is_freed
     driver.compute(run)

@@ -7,6 +7,7 @@ import pytest
 
 from prefold.cache import NO_CACHE
 from prefold.cli import demo, demo_row
+from prefold.cli.console import Screen
 from prefold.cli.main import main
 from support.sessions import BLOCK_BYTES, BLOCK_SIZE, ChainRunner, make_session, opener_of
 
@@ -16,11 +17,13 @@ Rows = Mapping[str, Mapping[str, object]]
 def _run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    runner_change: str = "",
-    **changes: int,
+    *,
+    skews: bool = False,
+    is_exact: bool = True,
 ) -> tuple[int, Mapping[str, object]]:
-    session, runner = make_session(**changes)
-    if runner_change == "skews":
+    """Run the tour with short texts."""
+    session, runner = make_session(max_model_len=600, is_exact=is_exact)
+    if skews:
         # Only what was not computed from its beginning: as if a hit changed a bit.
         runner.skews = lambda piece: piece.start > 0 and len(piece.token_ids) > 1
     monkeypatch.setattr(demo, "open_session", opener_of(session))
@@ -37,7 +40,7 @@ def tour() -> tuple[int, Rows, Mapping[str, object]]:
         session, _ = make_session()
         patch.setattr(demo, "open_session", opener_of(session))
         documents: list[Mapping[str, object]] = []
-        patch.setattr(demo.Screen, "print_json", lambda _, each: documents.append(each))
+        patch.setattr(Screen, "print_json", lambda _, each: documents.append(each))
         code = main(["demo", "--json"])
     [document] = documents
     rows = document["rows"]
@@ -129,7 +132,7 @@ def test_kv_held_counts_whole_blocks_once(
 ) -> None:
     held = tour[1]["a"]["kv_bytes"]
     assert isinstance(held, int)
-    # One system part, and eight times a question and a reply of 16 tokens.
+    # One system part, and eight times a question and a reply of 8 tokens.
     assert held % BLOCK_BYTES == 0
     assert 1024 // BLOCK_SIZE + 8 * 2 <= held // BLOCK_BYTES <= 1024 // BLOCK_SIZE + 8 * 4
 
@@ -159,7 +162,7 @@ def test_a_cache_that_never_hits_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_row, "READ_WRITE", NO_CACHE)
-    code, document = _run(monkeypatch, capsys, max_model_len=600)
+    code, document = _run(monkeypatch, capsys)
     assert code == 1
     assert document["as_expected"] is False
     rows = document["rows"]
@@ -170,7 +173,7 @@ def test_a_cache_that_never_hits_is_noticed(
 def test_a_hit_that_changes_a_bit_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, document = _run(monkeypatch, capsys, "skews", max_model_len=600)
+    code, document = _run(monkeypatch, capsys, skews=True)
     exactness = document["exactness"]
     assert isinstance(exactness, dict)
     assert code == 1
@@ -182,7 +185,7 @@ def test_a_hit_that_changes_a_bit_is_noticed(
 def test_where_no_exactness_is_promised_its_absence_is_told_but_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, document = _run(monkeypatch, capsys, "skews", max_model_len=600, is_exact=False)
+    code, document = _run(monkeypatch, capsys, skews=True, is_exact=False)
     exactness = document["exactness"]
     assert isinstance(exactness, dict)
     assert (code, exactness["identical"]) == (0, False)
@@ -191,7 +194,7 @@ def test_where_no_exactness_is_promised_its_absence_is_told_but_no_fault(
 def test_a_small_model_gets_shorter_texts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, document = _run(monkeypatch, capsys, max_model_len=600)
+    code, document = _run(monkeypatch, capsys)
     assert code == 0
     rows = document["rows"]
     assert isinstance(rows, list)

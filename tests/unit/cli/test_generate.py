@@ -5,6 +5,7 @@ import json
 import pytest
 
 from prefold.cli import generate
+from prefold.cli.console import Screen
 from prefold.cli.main import main
 from prefold.cli.opening import Session
 from prefold.errors import EngineStoppedError
@@ -128,6 +129,6 @@ def test_ctrl_c_closes_the_engine(
 
 
 def test_a_reply_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = generate.Screen(as_json=False)
+    screen = Screen(as_json=False)
     screen.write("a\x1b[2Jb\tc\n[bold]d")
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2Jb\tc\n[bold]d"

@@ -119,9 +119,7 @@ def test_times_are_in_order() -> None:
     assert timing.ttft_s is not None
     assert timing.tpot_s is not None
     assert 0 < timing.queued_s < timing.ttft_s < timing.total_s
-    assert timing.tpot_s == pytest.approx(
-        (timing.total_s - timing.ttft_s) / 4, rel=0.2, abs=0.001
-    )
+    assert 0 < 4 * timing.tpot_s < timing.total_s - timing.queued_s
 
 
 def test_tokens_are_handed_out_step_by_step() -> None:
@@ -407,8 +405,8 @@ def test_forks_without_room_change_nothing() -> None:
         few.fork(parent, 2)
 
 
-def test_if_a_forks_copy_fails_there_is_no_fork() -> None:
-    engine = FakeEngine()
+def test_if_a_forks_copy_fails_there_is_no_fork_and_nothing_of_it_is_cached() -> None:
+    engine = FakeEngine(block_size=8)
     parent = engine.submit(PROMPT, params(8))
     engine.step()
     engine.runner.fails_copies = True
@@ -416,6 +414,10 @@ def test_if_a_forks_copy_fails_there_is_no_fork() -> None:
         engine.fork(parent, 2)
     engine.check_invariants()
     assert engine.num_open == 1
+    assert engine.lookup([*PROMPT, 9]).num_hit_tokens == 8
+    engine.abort(parent)
+    [output] = engine.generate([[*PROMPT, 9]], params(8))
+    assert list(output.token_ids) == expected_reply([*PROMPT, 9], 8)
 
 
 def test_only_open_requests_can_be_forked() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -75,18 +77,20 @@ def test_preempted_sequences_are_kept_by_arrival() -> None:
     assert arrivals(queue.sequences()) == [9, 10]
 
 
-def test_the_check_finds_what_is_wrong() -> None:
-    for break_it, words in [
-        (lambda queue: queue.preempted.reverse(), "order of arrival"),
-        (lambda queue: queue._lines.update(empty={}), "has a line"),
-        (lambda queue: queue.preempted.append(make(11)), "not preempted"),
-        (
-            lambda queue: queue._lines["red"].update({make(12, preempted=True): None}),
-            "queued",
-        ),
-        (lambda queue: queue._lines["red"].update({make(12): None}), "length"),
-    ]:
-        queue = filled(make(10), make(3, preempted=True), make(4, preempted=True))
-        break_it(queue)
-        with pytest.raises(InvariantError, match=words):
-            queue.check_invariants()
+BREAKAGES: dict[str, Callable[[RequestQueue], object]] = {
+    "order of arrival": lambda queue: queue.preempted.reverse(),
+    "has a line": lambda queue: queue._lines.update(empty=OrderedDict()),
+    "not preempted": lambda queue: queue.preempted.append(make(11)),
+    "is not queued": lambda queue: queue._lines["red"].update(
+        {make(12, preempted=True): None}
+    ),
+    "the length": lambda queue: queue._lines["red"].update({make(12): None}),
+}
+
+
+@pytest.mark.parametrize("words", BREAKAGES)
+def test_the_check_finds_what_is_wrong(words: str) -> None:
+    queue = filled(make(10), make(3, preempted=True), make(4, preempted=True))
+    BREAKAGES[words](queue)
+    with pytest.raises(InvariantError, match=words):
+        queue.check_invariants()

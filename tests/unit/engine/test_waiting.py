@@ -71,12 +71,14 @@ def test_who_waits_already_goes_on_for_the_rest() -> None:
     assert find_wait(found(288, 0, 310, other), 1_000, SIZE, far) is None
 
 
-def test_a_wait_is_over_when_the_blocks_are_there_or_never_will_be() -> None:
+@pytest.mark.parametrize(
+    ("num_published", "is_released", "is_over"),
+    [(0, False, False), (1, False, True), (0, True, True)],
+)
+def test_a_wait_is_over_when_the_blocks_are_there_or_never_will_be(
+    num_published: int, *, is_released: bool, is_over: bool
+) -> None:
     owner = make_lease()
-    wait = Wait(owner=owner, num_target_tokens=SIZE)
-    assert not wait.is_over
-    owner.num_published = 1
-    assert wait.is_over
-    owner.num_published = 0
-    owner.is_released = True
-    assert wait.is_over
+    owner.num_published = num_published
+    owner.is_released = is_released
+    assert Wait(owner=owner, num_target_tokens=SIZE).is_over == is_over
