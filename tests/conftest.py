@@ -1,5 +1,10 @@
 import os
 
+# Threads that wait for the next parallel loop must not spin: on a machine that does
+# anything else besides, a loop of microseconds would take milliseconds. Read when torch
+# is loaded, so it stands before everything that imports it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from hypothesis import HealthCheck, settings
 
 # How fast this machine draws examples is no property of the code.

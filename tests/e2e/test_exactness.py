@@ -114,16 +114,19 @@ def test_continuations_written_after_a_shared_block_do_not_reach_it(
 def test_equal_text_of_other_tokens_shares_only_the_common_tokens(
     loaded: LoadedModel, engine: TinyEngine
 ) -> None:
-    encode, decode = loaded.tokenizer.convert_tokens_to_ids, loaded.tokenizer.decode
-    start, end = encode(list("onesentence")), encode(list("andso"))
-    merged = [*start, encode("abc"), *end]
-    split = [*start, *encode(["a", "b", "c"]), *end]
-    halves = [*start, *encode(["ab", "c"]), *end]
-    assert decode(merged) == decode(split) == decode(halves)
-    engine.run(np.array(merged, dtype=TOKEN_DTYPE))
-    for token_ids in (split, halves):
-        output = run_both(engine, np.array(token_ids, dtype=TOKEN_DTYPE), LOOKING)
-        assert output.usage.cached_tokens == len(start)
+    vocabulary = loaded.tokenizer.get_vocab()
+
+    def tokens(*middle: str) -> TokenIds:
+        pieces = [*"onesentence", *middle, *"andso"]
+        return np.array([vocabulary[piece] for piece in pieces], dtype=TOKEN_DTYPE)
+
+    merged, split, halves = tokens("abc"), tokens("a", "b", "c"), tokens("ab", "c")
+    texts = {loaded.tokenizer.decode(each.tolist()) for each in (merged, split, halves)}
+    assert texts == {"onesentenceabcandso"}
+    engine.run(merged)
+    for each in (split, halves):
+        output = run_both(engine, each, LOOKING)
+        assert output.usage.cached_tokens == len("onesentence")
 
 
 # -- answers are not cached ------------------------------------------------------------
@@ -201,9 +204,10 @@ def test_a_chain_of_prompts_stays_exact_to_its_end(engine: TinyEngine) -> None:
     for link in range(12):
         output = run_both(engine, prompt)
         assert output.usage.cached_tokens == reusable(min(len(known), len(prompt) - 1))
-        # As a conversation does: the reply, and then something new.
-        known = np.array([*prompt, *output.token_ids[:-1]], dtype=TOKEN_DTYPE)
-        prompt = np.concatenate((known, draw(5 + link, 100 + link)))
+        # As a conversation does: the reply, whose last token has no KV, and something new.
+        reply = np.array(output.token_ids, dtype=TOKEN_DTYPE)
+        known = np.concatenate((prompt, reply[:-1]))
+        prompt = np.concatenate((prompt, reply, draw(5 + link, 100 + link)))
     engine.assert_nothing_is_held()
 
 

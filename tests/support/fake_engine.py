@@ -69,10 +69,12 @@ class FakeRunner:
     Attributes:
         num_calls: Steps asked for.
         fails_at: Numbers of calls that fail after their writes, counted from 1.
-        interrupts_at: Numbers of calls that Ctrl-C interrupts.
-        spoils: Slices for whose last row the logits are NaN.
+        interrupts_at: Numbers of calls that Ctrl-C interrupts before they do anything.
+        fails_copies: Whether copies outside a step fail.
+        spoils: Says for which slices the logits are NaN.
+        may_write: Says into which blocks a step may write.
         computed: How often each prefix was computed, by its digest.
-        plans: The plans of all steps, if ``keeps_plans``.
+        steps: The numbers of tokens of each step's slices.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -93,10 +95,10 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> torch.Tensor:
         self.num_calls += 1
         self._check_plan(plan)
-        self._copy(plan.copies)
-        ends = [self._write(piece) for piece in plan.slices]
         if self.num_calls in self.interrupts_at:
             raise KeyboardInterrupt
+        self._copy(plan.copies)
+        ends = [self._write(piece) for piece in plan.slices]
         if self.num_calls in self.fails_at:
             raise FakeRunnerError("the device caught fire")
         logits = []

@@ -133,6 +133,18 @@ def test_tokens_are_handed_out_step_by_step() -> None:
     assert seen == [(request_id, token) for token in expected_reply(PROMPT, 4)]
 
 
+def test_blocks_can_be_found_as_soon_as_they_are_full() -> None:
+    engine = FakeEngine(scheduler=SchedulerConfig(max_running=2, max_step_tokens=6))
+    engine.submit(PROMPT, params(20))
+    found = []
+    for _ in range(9):
+        engine.step()
+        everything = [*PROMPT, *expected_reply(PROMPT, 20)]
+        found.append(engine.lookup(everything).num_matched_tokens)
+    # Computed are 6, 12, 15 and then one more each time.
+    assert found == [4, 12, 12, 16, 16, 16, 16, 20, 20]
+
+
 # -- warming and looking -------------------------------------------------------------------
 
 
