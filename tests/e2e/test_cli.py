@@ -78,7 +78,11 @@ def test_the_engine_is_closed(
     prompt: str, code: int, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Engine] = []
-    monkeypatch.setattr(Engine, "close", closed.append)
+
+    def close(engine: Engine) -> None:
+        closed.append(engine)
+
+    monkeypatch.setattr(Engine, "close", close)
     assert _generate(model, "--prompt", prompt, "--max-tokens", "2") == code
     assert len(closed) == 1
 

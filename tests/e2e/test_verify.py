@@ -85,16 +85,17 @@ def test_other_families_are_identical(
 
 
 class FlippingRunner(ModelRunner):
-    """Flips one sign in the KV before the first step that starts inside its prompt."""
+    """Flips one sign in a cached block when a prompt that hits it has just been matched."""
 
-    #: Set by the test.
-    is_armed = False
+    # Set by the test; the class is made for one.
+    last_token = -1
     num_flips = 0
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         cls = type(self)
         [piece, *_] = plan.slices
-        if cls.is_armed and cls.num_flips == 0 and piece.start >= 32 and not plan.copies:
+        is_hit = piece.start == 32 and piece.token_ids.tolist() == [cls.last_token]
+        if is_hit and cls.num_flips == 0:
             cls.num_flips += 1
             block = int(piece.block_ids[1])
             self.store.value_view(0)[block, 3, 1, 5] *= -1
@@ -105,10 +106,8 @@ def test_one_flipped_sign_in_one_cached_value_is_found(llama: LoadedModel) -> No
     class Runner(FlippingRunner):
         pass
 
-    prompts = [p for p in prompts_of(llama) if p.num_tokens in (47, 49, 80)]
-    names = [prompt.name for prompt in prompts]
-    assert "length 47" in names
-    order: list[str] = []
+    prompts = [prompt for prompt in prompts_of(llama) if prompt.num_tokens <= 100]
+    [victim] = [prompt for prompt in prompts if prompt.name == "length 33"]
     subject = Subject(
         make_runner=lambda num_blocks: Runner(llama, make_store(llama, num_blocks, 16)),
         fingerprint=make_subject(llama).fingerprint,
@@ -116,19 +115,16 @@ def test_one_flipped_sign_in_one_cached_value_is_found(llama: LoadedModel) -> No
         block_size=16,
     )
 
-    def note(variant: str, num_runs: int) -> None:
-        order.append(variant)
-        # The second round: every prompt is published, and nothing but a hit starts
-        # inside a prompt.
-        Runner.is_armed = variant == "warm" and num_runs >= len(prompts)
+    def note(variant: str, _num_runs: int) -> None:
+        Runner.last_token = int(victim.token_ids[-1]) if variant == "warm" else -1
 
     report = verify(subject, prompts, SETTINGS, on_progress=note)
     assert Runner.num_flips == 1
     assert not report.identical
     found = report.first_difference
     assert found is not None
-    assert (found.variant, found.kind) == ("warm", DifferenceKind.LOGITS)
-    assert found.prompt == names[0]
+    assert (found.variant, found.prompt) == ("warm", victim.name)
+    assert (found.kind, found.position) == (DifferenceKind.LOGITS, 33)
 
 
 def test_matching_switched_off_is_found(
@@ -143,7 +139,7 @@ def test_matching_switched_off_is_found(
     report = verify(make_subject(llama), prompts, SETTINGS)
     assert not report.identical
     assert report.first_difference is not None
-    assert report.first_difference.variant == "warm"
+    assert report.first_difference.kind is DifferenceKind.HIT_TOKENS
 
 
 # -- the command -----------------------------------------------------------------------

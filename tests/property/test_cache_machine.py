@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -78,6 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.past: list[tuple[Owner, Tokens]] = [((0, 0), (0,) * (3 * block_size))]
         self.num_evicted = 0
         self.answers: dict[tuple[Owner, Tokens], tuple[int, object]] = {}
+        self.may_lose_tails = False
         self.num_rules = 0
 
     @rule(seed=SEEDS)
@@ -278,6 +280,8 @@ class CacheMachine(RuleBasedStateMachine):
             for published in (self.naive.whole, self.naive.tails)
         ]
         receipt = self.cache.invalidate(selector)
+        # A tail may have been superseded by a block that is dropped now.
+        self.may_lose_tails = True
         assert receipt.num_blocks >= len(lost[0])
         assert 0 <= receipt.num_leased_blocks <= receipt.num_blocks
         if not receipt.is_upper_bound:
@@ -320,8 +324,10 @@ class CacheMachine(RuleBasedStateMachine):
         for owner, tails in self.naive.tails.items():
             for tail in list(tails):
                 if not self._finds_tail(owner, tail):
-                    assert num_evicted or not self.naive.expect(owner, tail).is_certain
+                    is_certain = self.naive.expect(owner, tail).is_certain
+                    assert num_evicted or self.may_lose_tails or not is_certain
                     tails.discard(tail)
+        self.may_lose_tails = False
         for run in self.running:
             held = run.lease.num_published_tokens
             if run.publishes and held:
@@ -502,3 +508,5 @@ class RoomyCacheMachine(CacheMachine):
 
 TestCrowdedCache = CrowdedCacheMachine.TestCase
 TestRoomyCache = RoomyCacheMachine.TestCase
+# Nothing is evicted, so a history finds more in the same time.
+TestRoomyCache.settings = settings(max_examples=settings.default.max_examples // 2)

@@ -14,7 +14,7 @@ from prefold.cli.opening import Session
 from prefold.errors import ConfigError
 
 #: Enough for a time per output token; a tour of long replies would be about decoding.
-_REPLY_TOKENS = 16
+_REPLY_TOKENS = 12
 _SHORT_REPLY_TOKENS = 8
 _LABEL_TOKENS = 4
 _MIN_CONTEXT = 256
@@ -28,7 +28,8 @@ class Sizes:
     question: int = 32
     document: int = 4096
     examples: int = 512
-    broken: int = 512
+    broken: int = 320
+    rules: int = 192
     limit: int
 
     @classmethod
@@ -51,7 +52,8 @@ class Sizes:
             system=min(1024, room),
             document=min(4096, room),
             examples=min(512, room),
-            broken=min(512, room),
+            broken=min(320, room),
+            rules=min(192, limit // 8),
             limit=limit,
         )
 
@@ -201,7 +203,7 @@ class Tour:
         def size(rules: str) -> int:
             return len(self._write(rules, "").token_ids)
 
-        return fit_text(size, texts.handbook(20), self._sizes.limit // 8)
+        return fit_text(size, texts.handbook(20), self._sizes.rules)
 
     # -- (c) -------------------------------------------------------------------------
 

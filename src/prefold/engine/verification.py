@@ -1,7 +1,7 @@
 """Verification: shows on a model and its prompts that the cache changes no bit.
 
 Every prompt runs once without the cache, alone and in as few steps as possible. Then it
-runs warm, in chunks, beside strangers, after an eviction, after a preemption and as a
+runs in chunks, warm, beside strangers, after an eviction, after a preemption and as a
 fork, and the tokens and logits of each run are compared with those of the first. A
 variant that did not do what its name says counts as a difference too: otherwise a cache
 that never hits would pass.

@@ -9,7 +9,7 @@ and beginnings are shared in every way a cache can get wrong::
     forks      one prompt, changed inside one block after 3, 4 or more of its tokens
     beginnings strict beginnings of a longer one
     chain      each begins with the one before
-    long       1,000 tokens and more, half of them in common
+    long       1,000 tokens and more, most of them in common
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ class VerificationPrompt:
 
     Attributes:
         name: What it is, without any of its content.
+        num_reply_tokens: The first is decided by the prompt alone. For the second, a
+            token is computed by itself, which takes as long as a short prompt.
     """
 
     name: str
     token_ids: TokenIds = field(repr=False, compare=False)
+    num_reply_tokens: int = 2
 
     @property
     def num_tokens(self) -> int:
@@ -69,8 +72,8 @@ def stand_ins(limits: ModelLimits, block_size: int) -> list[VerificationPrompt]:
     draw = _Draw(limits.vocab_size, seed=1)
     start = draw.tokens(2 * block_size)
     prompts = [
-        _prompt("stand-in 1", start, draw.tokens(block_size)),
-        _prompt("stand-in 2", start, draw.tokens(block_size - 1)),
+        _prompt("stand-in 1", start, draw.tokens(block_size), has_second=True),
+        _prompt("stand-in 2", start, draw.tokens(block_size - 1), has_second=True),
     ]
     longest = limits.max_model_len - REPLY_ROOM
     return [prompt for prompt in prompts if prompt.num_tokens <= longest]
@@ -97,19 +100,24 @@ class _Draw:
         return np.array([(token_id + 1) % self._vocab_size], dtype=TOKEN_DTYPE)
 
 
-def _prompt(name: str, *parts: TokenIds) -> VerificationPrompt:
-    return VerificationPrompt(name=name, token_ids=np.concatenate(parts))
+def _prompt(name: str, *parts: TokenIds, has_second: bool = False) -> VerificationPrompt:
+    return VerificationPrompt(
+        name=name,
+        token_ids=np.concatenate(parts),
+        num_reply_tokens=1 + has_second,
+    )
 
 
 def _edges(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
     lengths = {1, 2, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
     lengths |= {3 * size - 1, 3 * size, 4 * size, 5 * size + 5, 10 * size}
     for length in sorted(lengths - {0}):
-        yield _prompt(f"length {length}", draw.tokens(length))
+        at_edge = length % size in (0, size - 1)
+        yield _prompt(f"length {length}", draw.tokens(length), has_second=at_edge)
 
 
 def _family(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
-    start = draw.tokens(3 * size)
+    start = draw.tokens(2 * size)
     lengths = (1, 2, 5, max(size - 1, 1), size, size + 1, 2 * size, 2 * size + 9)
     for number, length in enumerate(lengths, 1):
         yield _prompt(f"family {number}", start, draw.tokens(length))
@@ -122,7 +130,8 @@ def _forks(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
     for agreed in sorted({min(3, size - 1), min(4, size - 1), size - 1}):
         place = 2 * size + agreed
         changed = draw.other_than(int(base[place]))
-        yield _prompt(f"fork after {agreed}", base[:place], changed, base[place + 1 :])
+        parts = (base[:place], changed, base[place + 1 :])
+        yield _prompt(f"fork after {agreed}", *parts, has_second=True)
 
 
 def _beginnings(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
@@ -140,7 +149,7 @@ def _chain(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
 
 
 def _long(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
-    start = draw.tokens(_LONG // 2 // size * size)
+    start = draw.tokens(_LONG * 9 // 10 // size * size)
     first = draw.tokens(_LONG - len(start))
     second = draw.tokens(_LONG + 3 - len(start))
     yield _prompt(f"long {_LONG}", start, first)

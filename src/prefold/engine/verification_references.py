@@ -9,14 +9,14 @@ from prefold.engine.request import RequestOutput, SamplingParams
 from prefold.engine.verification_prompts import VerificationPrompt
 from prefold.engine.verification_rig import Rig, Subject
 
-#: Tokens of a reply, where a variant needs no more: one that the prompt decides, and one
-#: for which a token is computed alone.
-NUM_TOKENS = 2
+#: Most tokens of a reply, where a variant needs no more.
+MAX_REPLY = 2
 
 #: Most tokens that the batched variant computes in a step.
 GROUP_STEP_TOKENS = 512
 
 _GROUP = 8
+_NUM_GROUPS = 1
 _NUM_STRANGERS = 3
 
 #: Prompts of more blocks are left out of the dearer variants, without ``--full``.
@@ -38,19 +38,24 @@ class Verification:
         size = subject.block_size
         longest = max(prompt.num_tokens for prompt in prompts)
         self.cold_rig = Rig(
-            subject, num_blocks_for(longest + 2 * size + NUM_TOKENS, size) + 2
+            subject, num_blocks_for(longest + 2 * size + MAX_REPLY, size) + 2
         )
         self._references: dict[str, RequestOutput] = {}
+        #: Names of prompts that the pool has seen already.
+        self.warmed: set[str] = set()
         self.warm_rig = Rig(subject, self._num_warm_blocks())
 
     @property
     def block_size(self) -> int:
         return self.subject.block_size
 
-    def reference(
-        self, prompt: VerificationPrompt, num_tokens: int = NUM_TOKENS
-    ) -> RequestOutput:
+    def reply_length(self, prompt: VerificationPrompt) -> int:
+        """Return how many tokens the prompt's reply has, where a variant needs no more."""
+        return MAX_REPLY if self.is_full else prompt.num_reply_tokens
+
+    def reference(self, prompt: VerificationPrompt, num_tokens: int = 1) -> RequestOutput:
         """Return the prompt's run without the cache, at least so many tokens long."""
+        num_tokens = max(num_tokens, self.reply_length(prompt))
         known = self._references.get(prompt.name)
         if known is None or len(known.token_ids) < num_tokens:
             known = self.run_cold(prompt.token_ids, num_tokens)
@@ -64,20 +69,15 @@ class Verification:
         return output
 
     def choose(
-        self, count: int, *, least: int = 1, when: Callable[[int], bool] = bool
+        self, count: int, when: Callable[[VerificationPrompt], bool] = bool
     ) -> list[VerificationPrompt]:
         """Return prompts to run: all that can be, or ``count`` spread over the lengths.
 
         Args:
             count: How many, without ``--full``.
-            least: Tokens that a prompt must have.
-            when: Says for a number of tokens whether it will do.
+            when: Says whether a prompt will do.
         """
-        found = [
-            prompt
-            for prompt in self.prompts
-            if prompt.num_tokens >= least and when(prompt.num_tokens)
-        ]
+        found = [prompt for prompt in self.prompts if when(prompt)]
         if self.is_full:
             return found
         few = [p for p in found if p.num_tokens <= _FEW_BLOCKS * self.block_size] or found
@@ -85,18 +85,16 @@ class Verification:
 
     def groups(self) -> list[list[VerificationPrompt]]:
         """Return the prompts to be run together."""
-        chosen = self.choose(2 * _GROUP)
+        chosen = self.choose(_NUM_GROUPS * _GROUP)
         return [chosen[start : start + _GROUP] for start in range(0, len(chosen), _GROUP)]
 
     def _num_warm_blocks(self) -> int:
         size = self.block_size
         # Every prompt's blocks, a partly filled one more for each of two runs, and room
         # for a group with its strangers.
-        kept = sum(
-            num_blocks_for(p.num_tokens + NUM_TOKENS, size) + 2 for p in self.prompts
-        )
+        kept = sum(num_blocks_for(p.num_tokens + MAX_REPLY, size) + 2 for p in self.prompts)
         working = max(
-            sum(num_blocks_for(p.num_tokens + NUM_TOKENS, size) + 2 for p in group)
+            sum(num_blocks_for(p.num_tokens + MAX_REPLY, size) + 2 for p in group)
             for group in self.groups()
         )
         longest = max(max(stranger_lengths(group, size)) for group in self.groups())
@@ -128,6 +126,4 @@ def stranger_lengths(group: Sequence[VerificationPrompt], block_size: int) -> li
     num_steps = (
         sum(prompt.num_tokens for prompt in group) // (GROUP_STEP_TOKENS - _GROUP) + 1
     )
-    return [
-        num_steps + NUM_TOKENS + block_size + number for number in range(_NUM_STRANGERS)
-    ]
+    return [num_steps + MAX_REPLY + block_size + number for number in range(_NUM_STRANGERS)]

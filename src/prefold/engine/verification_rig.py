@@ -26,8 +26,8 @@ from prefold.errors import InvariantError
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 
-#: Long enough for every prompt but the longest in one step.
-LARGE_STEP = 2_048
+#: Enough for most prompts in one step.
+LARGE_STEP = 768
 
 NOTHING = ExpectedHit(least=0, most=0)
 
@@ -103,7 +103,7 @@ class Rig:
     The engines are used in turns: one begins when the one before has nothing left to do.
     """
 
-    __slots__ = ("_engines", "_ledgers", "_subject", "cache", "recorder")
+    __slots__ = ("_counted", "_engines", "_ledgers", "_subject", "cache", "recorder")
 
     def __init__(self, subject: Subject, num_blocks: int) -> None:
         self._subject = subject
@@ -116,6 +116,7 @@ class Rig:
         self.recorder = StepRecorder(subject.make_runner(num_blocks), subject.block_size)
         self._engines: dict[int, Engine] = {}
         self._ledgers: dict[str, PublishedTokens] = {}
+        self._counted = (0, 0)
 
     @property
     def block_size(self) -> int:
@@ -127,11 +128,20 @@ class Rig:
 
     @property
     def num_evictions(self) -> int:
-        return self.cache.snapshot().num_evicted_blocks
+        """Blocks evicted since ``take_counts``."""
+        return self.cache.snapshot().num_evicted_blocks - self._counted[0]
 
     @property
     def num_preemptions(self) -> int:
-        return sum(engine.counters.num_preemptions for engine in self._engines.values())
+        """Preemptions since ``take_counts``."""
+        engines = self._engines.values()
+        return sum(each.counters.num_preemptions for each in engines) - self._counted[1]
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return evictions and preemptions, and count from zero again."""
+        taken = self.num_evictions, self.num_preemptions
+        self._counted = (self._counted[0] + taken[0], self._counted[1] + taken[1])
+        return taken
 
     def engine(self, max_step_tokens: int = LARGE_STEP) -> Engine:
         """Return the engine that computes at most so many tokens in a step."""

@@ -182,8 +182,9 @@ class Tally:
 
     def count_rig(self, rig: Rig) -> None:
         """Add what became of a rig's blocks; call it when its runs have ended."""
-        self.num_evictions += rig.num_evictions
-        self.num_preemptions += rig.num_preemptions
+        num_evictions, num_preemptions = rig.take_counts()
+        self.num_evictions += num_evictions
+        self.num_preemptions += num_preemptions
         self.require(rig.recorder.num_shared_writes == 0, DifferenceKind.SHARED_WRITE)
         self.require(rig.is_clean(), DifferenceKind.LEAK)
 

@@ -18,7 +18,7 @@ from prefold.engine.verification_ledger import ExpectedHit
 from prefold.engine.verification_prompts import VerificationPrompt, strange_tokens
 from prefold.engine.verification_references import (
     GROUP_STEP_TOKENS,
-    NUM_TOKENS,
+    MAX_REPLY,
     Verification,
     greedy,
     stranger_lengths,
@@ -34,7 +34,7 @@ _NUM_DRAWN_TOKENS = 3
 _LAST_TOKENS = 32
 
 #: Runs by chunk, without ``--full``.
-_LARGE_CHUNK_RUNS = {64: 3, 512: 1}
+_LARGE_CHUNK_RUNS = {64: 2, 512: 1}
 
 _NUM_FORKS = 2
 
@@ -45,9 +45,73 @@ def run_cold(verification: Verification, tally: Tally) -> None:
     for prompt in verification.prompts:
         output = reference = verification.reference(prompt)
         if prompt.name in twice:
-            output = verification.run_cold(prompt.token_ids, NUM_TOKENS)
+            output = verification.run_cold(prompt.token_ids, len(reference.token_ids))
         tally.compare(prompt, reference, output, NOTHING)
     tally.count_rig(verification.cold_rig)
+
+
+def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
+    """The last tokens of prompts whose beginning is cached up to the edge of a block."""
+    size = verification.block_size
+    count = 1 if chunk == 1 else 3
+
+    def is_long(prompt: VerificationPrompt) -> bool:
+        return prompt.num_tokens >= _LAST_TOKENS + size
+
+    for prompt in verification.choose(count, is_long) or verification.choose(count):
+        rig, domain = _pool_for(verification, prompt, is_kept=chunk > 1)
+        edge = max(0, prompt.num_tokens - _LAST_TOKENS) // size * size
+        if edge > 0:
+            start = prompt.token_ids[:edge]
+            rig.engine().warm([start], options=options_for(domain))
+            rig.ledger(domain).add(start)
+        _run_chunked(verification, tally, prompt, chunk, (rig, domain))
+
+
+def run_large_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
+    """Whole prompts of more than one chunk, in a cache that has not seen them."""
+
+    def is_long(prompt: VerificationPrompt) -> bool:
+        is_new = verification.is_full or prompt.name not in verification.warmed
+        return is_new and prompt.num_tokens > chunk
+
+    chosen = verification.choose(_LARGE_CHUNK_RUNS[chunk], is_long)
+    for prompt in chosen or verification.choose(1):
+        pool = _pool_for(verification, prompt, is_kept=True)
+        _run_chunked(verification, tally, prompt, chunk, pool)
+
+
+def _pool_for(
+    verification: Verification, prompt: VerificationPrompt, *, is_kept: bool
+) -> tuple[Rig, str]:
+    """Return where a chunked run goes: a pool of its own, or that of the warm variant.
+
+    The latter saves the warm variant from computing the prompt once more.
+    """
+    if is_kept and not verification.is_full:
+        verification.warmed.add(prompt.name)
+        return verification.warm_rig, "warm"
+    held = num_blocks_for(prompt.num_tokens + MAX_REPLY, verification.block_size)
+    return Rig(verification.subject, held + 3), "chunked"
+
+
+def _run_chunked(
+    verification: Verification,
+    tally: Tally,
+    prompt: VerificationPrompt,
+    chunk: int,
+    pool: tuple[Rig, str],
+) -> None:
+    rig, domain = pool
+    reference = verification.reference(prompt)
+    length = verification.reply_length(prompt)
+    rig.recorder.reset()
+    output, expected = rig.run(rig.engine(chunk), prompt.token_ids, greedy(length), domain)
+    tally.compare(prompt, reference, output, expected)
+    num_computed = prompt.num_tokens - output.usage.cached_tokens
+    num_steps = -(-num_computed // chunk) + length - 1
+    tally.require(rig.recorder.num_steps == num_steps, DifferenceKind.STEPS, prompt)
+    tally.count_rig(rig)
 
 
 def run_warm(verification: Verification, tally: Tally) -> None:
@@ -55,74 +119,31 @@ def run_warm(verification: Verification, tally: Tally) -> None:
 
     In the first round a prompt hits what the ones before it have in common with it.
     """
-    rig = verification.warm_rig
     once_more = []
     for prompt in verification.prompts:
-        expected = _run_warm(verification, tally, rig, prompt)
+        expected = _run_warm(verification, tally, prompt)
         if verification.is_full or 2 * expected.most < prompt.num_tokens:
             once_more.append(prompt)
     for prompt in once_more:
-        _run_warm(verification, tally, rig, prompt)
-    tally.count_rig(rig)
+        _run_warm(verification, tally, prompt)
+    tally.count_rig(verification.warm_rig)
 
 
 def _run_warm(
-    verification: Verification, tally: Tally, rig: Rig, prompt: VerificationPrompt
+    verification: Verification, tally: Tally, prompt: VerificationPrompt
 ) -> ExpectedHit:
+    rig = verification.warm_rig
+    params = greedy(verification.reply_length(prompt))
     reference = verification.reference(prompt)
-    output, expected = rig.run(rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "warm")
+    output, expected = rig.run(rig.engine(), prompt.token_ids, params, "warm")
     tally.compare(prompt, reference, output, expected)
     return expected
-
-
-def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
-    """The last tokens of prompts whose beginning is cached up to the edge of a block."""
-    size = verification.block_size
-    count = 1 if chunk == 1 else 3
-    chosen = verification.choose(count, least=_LAST_TOKENS + size)
-    for prompt in chosen or verification.choose(count):
-        edge = max(0, prompt.num_tokens - _LAST_TOKENS) // size * size
-        rig = Rig(verification.subject, num_blocks_for(prompt.num_tokens, size) + 3)
-        if edge > 0:
-            options = options_for("chunked")
-            rig.engine().warm([prompt.token_ids[:edge]], options=options)
-            rig.ledger("chunked").add(prompt.token_ids[:edge])
-        _run_chunked(verification, tally, rig, prompt, chunk)
-
-
-def run_large_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
-    """Whole prompts of more than one chunk, in a cache that has seen none of them."""
-    size = verification.block_size
-    chosen = verification.choose(_LARGE_CHUNK_RUNS[chunk], least=chunk + 1)
-    for prompt in chosen or verification.choose(1):
-        rig = Rig(verification.subject, num_blocks_for(prompt.num_tokens, size) + 3)
-        _run_chunked(verification, tally, rig, prompt, chunk)
-
-
-def _run_chunked(
-    verification: Verification,
-    tally: Tally,
-    rig: Rig,
-    prompt: VerificationPrompt,
-    chunk: int,
-) -> None:
-    reference = verification.reference(prompt)
-    rig.recorder.reset()
-    output, expected = rig.run(
-        rig.engine(chunk), prompt.token_ids, greedy(NUM_TOKENS), "chunked"
-    )
-    tally.compare(prompt, reference, output, expected)
-    num_computed = prompt.num_tokens - output.usage.cached_tokens
-    num_steps = -(-num_computed // chunk) + NUM_TOKENS - 1
-    tally.require(rig.recorder.num_steps == num_steps, DifferenceKind.STEPS, prompt)
-    tally.count_rig(rig)
 
 
 def run_batched(verification: Verification, tally: Tally) -> None:
     """Groups in one batch with strangers, every other prompt from the cache."""
     rig = verification.warm_rig
     engine = rig.engine(GROUP_STEP_TOKENS)
-    evicted, preempted = rig.num_evictions, rig.num_preemptions
     for group in verification.groups():
         references = [verification.reference(prompt) for prompt in group]
         strangers = _submit_strangers(engine, group, rig)
@@ -133,7 +154,11 @@ def run_batched(verification: Verification, tally: Tally) -> None:
             for domain, prompt in zip(domains, group, strict=True)
         ]
         request_ids = [
-            engine.submit(prompt.token_ids, greedy(NUM_TOKENS), options=options_for(domain))
+            engine.submit(
+                prompt.token_ids,
+                greedy(verification.reply_length(prompt)),
+                options=options_for(domain),
+            )
             for domain, prompt in zip(domains, group, strict=True)
         ]
         outputs = run_all(engine, request_ids)
@@ -147,8 +172,6 @@ def run_batched(verification: Verification, tally: Tally) -> None:
         while engine.has_work:
             engine.step()
     tally.count_rig(rig)
-    tally.num_evictions -= evicted
-    tally.num_preemptions -= preempted
 
 
 def _submit_strangers(
@@ -167,24 +190,29 @@ def _submit_strangers(
 
 def run_evicted(verification: Verification, tally: Tally) -> None:
     """A pool as large as the prompt: a stranger evicts it, all of it or its end."""
-    size = verification.block_size
-    for index, prompt in enumerate(verification.choose(3)):
+    size, limits = verification.block_size, verification.subject.limits
+
+    def has_room(prompt: VerificationPrompt) -> bool:
+        return prompt.num_tokens + 2 * size < limits.max_model_len
+
+    for index, prompt in enumerate(verification.choose(3, has_room)):
         reference = verification.reference(prompt)
-        num_computed = prompt.num_tokens + NUM_TOKENS - 1
+        params = greedy(verification.reply_length(prompt))
+        num_computed = prompt.num_tokens + params.max_tokens - 1
         held = num_blocks_for(num_computed, size)
         num_blocks = num_blocks_for(num_computed + 2, size)
-        kept = min(held // 2, (prompt.num_tokens - 2) // size) if index % 2 else 0
-        kept = max(kept, 0)
+        # Less than all but the last token, so that something is missing afterwards.
+        at_most = max(prompt.num_tokens - 2, 0) // size
+        kept = min(held // 2, at_most) if index % 2 else 0
         rig = Rig(verification.subject, num_blocks)
-        output, expected = rig.run(
-            rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "evicted"
-        )
+        output, expected = rig.run(rig.engine(), prompt.token_ids, params, "evicted")
         tally.compare(prompt, reference, output, expected)
-        flood = (num_blocks - kept) * size - (0 if kept else 2)
-        stranger = strange_tokens(rig.limits, flood, index)
+        # A request leaves room for one token more than it can come to hold.
+        num_flood_tokens = (num_blocks - kept) * size - (0 if kept else 2)
+        stranger = strange_tokens(limits, num_flood_tokens, index)
         rig.run(rig.engine(), stranger, greedy(1), None)
         tally.require(rig.num_evictions > 0, DifferenceKind.NOT_EVICTED, prompt)
-        output, _ = rig.run(rig.engine(), prompt.token_ids, greedy(NUM_TOKENS), "evicted")
+        output, _ = rig.run(rig.engine(), prompt.token_ids, params, "evicted")
         hit = ExpectedHit(least=kept * size, most=kept * size)
         tally.compare(prompt, reference, output, hit)
         tally.count_rig(rig)
@@ -204,11 +232,11 @@ def run_preempted(verification: Verification, tally: Tally) -> None:
     for index, prompt in enumerate(_preemptible(verification)):
         blocks = num_blocks_for(prompt.num_tokens, size)
         missing = -prompt.num_tokens % size
-        num_tokens = max(NUM_TOKENS, missing + 2)
+        num_tokens = max(MAX_REPLY, missing + 2)
         reference = verification.reference(prompt, num_tokens)
         rig = Rig(verification.subject, blocks + 2)
         engine = rig.engine()
-        length = min(missing + 6, (blocks + 1) * size - 1)
+        length = min(missing + 4, (blocks + 1) * size - 1)
         stranger = engine.submit(
             strange_tokens(rig.limits, size, index),
             SamplingParams(max_tokens=length, ignore_eos=True),
@@ -232,16 +260,16 @@ def run_preempted(verification: Verification, tally: Tally) -> None:
 def _preemptible(verification: Verification) -> list[VerificationPrompt]:
     size = verification.block_size
 
-    def is_possible(num_tokens: int) -> bool:
-        blocks, missing = num_blocks_for(num_tokens, size), -num_tokens % size
+    def is_possible(prompt: VerificationPrompt) -> bool:
+        blocks = num_blocks_for(prompt.num_tokens, size)
         # The stranger must be allowed to outlast the end of the prompt's last block.
-        return (blocks + 1) * size - 1 >= missing + 3
+        return (blocks + 1) * size - 1 >= -prompt.num_tokens % size + 3
 
-    def is_cheap(num_tokens: int) -> bool:
-        return is_possible(num_tokens) and num_tokens % size == 0
+    def is_cheap(prompt: VerificationPrompt) -> bool:
+        return is_possible(prompt) and prompt.num_tokens % size == 0
 
-    chosen = verification.choose(3, when=is_possible if verification.is_full else is_cheap)
-    return chosen or verification.choose(1, when=is_possible)
+    chosen = verification.choose(2, is_possible if verification.is_full else is_cheap)
+    return chosen or verification.choose(1, is_possible)
 
 
 def run_forked(verification: Verification, tally: Tally) -> None:
@@ -251,7 +279,11 @@ def run_forked(verification: Verification, tally: Tally) -> None:
     logits behind its last token but one are compared.
     """
     size = verification.block_size
-    for index, prompt in enumerate(verification.choose(4, least=size)):
+
+    def has_block(prompt: VerificationPrompt) -> bool:
+        return prompt.num_tokens >= size and verification.reply_length(prompt) == MAX_REPLY
+
+    for index, prompt in enumerate(verification.choose(3, has_block)):
         held = num_blocks_for(prompt.num_tokens + _NUM_DRAWN_TOKENS, size)
         rig = Rig(verification.subject, held + _NUM_FORKS * 4 + 2)
         is_greedy = index % 3 != 1
@@ -272,7 +304,7 @@ def run_forked(verification: Verification, tally: Tally) -> None:
 
 def _fork(rig: Rig, prompt: VerificationPrompt, *, is_greedy: bool) -> list[RequestOutput]:
     engine = rig.engine()
-    params = greedy(NUM_TOKENS)
+    params = greedy(MAX_REPLY)
     if not is_greedy:
         params = SamplingParams(
             max_tokens=_NUM_DRAWN_TOKENS,
@@ -305,11 +337,11 @@ def _compare_last(
 #: In the order in which they are run: the later ones use what the earlier ones left.
 VARIANTS: Mapping[str, Callable[[Verification, Tally], None]] = {
     "cold": run_cold,
-    "warm": run_warm,
     "chunked 1": partial(run_small_chunks, chunk=1),
     "chunked 7": partial(run_small_chunks, chunk=7),
     "chunked 64": partial(run_large_chunks, chunk=64),
     "chunked 512": partial(run_large_chunks, chunk=512),
+    "warm": run_warm,
     "batched": run_batched,
     "evicted": run_evicted,
     "preempted": run_preempted,
