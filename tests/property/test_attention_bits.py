@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.attention_cases import Heads, Pool, make_prompt
-
 from prefold.engine.thread_share import ScratchBuffers, even_length
+from support.attention_cases import Heads, Pool, make_prompt
 
 LENGTH = 600
 

@@ -509,4 +509,4 @@ class RoomyCacheMachine(CacheMachine):
 TestCrowdedCache = CrowdedCacheMachine.TestCase
 TestRoomyCache = RoomyCacheMachine.TestCase
 # Nothing is evicted, so a history finds more in the same time.
-TestRoomyCache.settings = settings(max_examples=settings.default.max_examples // 2)
+TestRoomyCache.settings = settings(max_examples=settings().max_examples // 2)
