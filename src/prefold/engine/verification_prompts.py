@@ -112,8 +112,8 @@ def _edges(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
     lengths = {1, 2, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}
     lengths |= {3 * size - 1, 3 * size, 4 * size, 5 * size + 5, 10 * size}
     for length in sorted(lengths - {0}):
-        at_edge = length % size in (0, size - 1)
-        yield _prompt(f"length {length}", draw.tokens(length), has_second=at_edge)
+        has_second = length in (size, 3 * size, 4 * size)
+        yield _prompt(f"length {length}", draw.tokens(length), has_second=has_second)
 
 
 def _family(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
@@ -131,7 +131,8 @@ def _forks(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:
         place = 2 * size + agreed
         changed = draw.other_than(int(base[place]))
         parts = (base[:place], changed, base[place + 1 :])
-        yield _prompt(f"fork after {agreed}", *parts, has_second=True)
+        has_second = agreed == size - 1
+        yield _prompt(f"fork after {agreed}", *parts, has_second=has_second)
 
 
 def _beginnings(draw: _Draw, size: int) -> Iterator[VerificationPrompt]:

@@ -112,8 +112,10 @@ def _spread(prompts: Iterable[VerificationPrompt], count: int) -> list[Verificat
     ordered = sorted(prompts, key=lambda prompt: prompt.num_tokens)
     if len(ordered) <= count:
         return ordered
+    if count == 1:
+        return [ordered[len(ordered) // 2]]
     last = len(ordered) - 1
-    return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]
+    return [ordered[round(index * last / (count - 1))] for index in range(count)]
 
 
 def stranger_size(number: int) -> int:

@@ -40,8 +40,8 @@ _NUM_FORKS = 2
 
 
 def run_cold(verification: Verification, tally: Tally) -> None:
-    """The references; some of them twice, since what is not repeatable proves nothing."""
-    twice = {prompt.name for prompt in verification.choose(3)}
+    """The references; one of them twice, since what is not repeatable proves nothing."""
+    twice = {prompt.name for prompt in verification.choose(1)}
     for prompt in verification.prompts:
         output = reference = verification.reference(prompt)
         if prompt.name in twice:
@@ -53,7 +53,7 @@ def run_cold(verification: Verification, tally: Tally) -> None:
 def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) -> None:
     """The last tokens of prompts whose beginning is cached up to the edge of a block."""
     size = verification.block_size
-    count = 1 if chunk == 1 else 3
+    count = 1 if chunk == 1 else 2
 
     def is_long(prompt: VerificationPrompt) -> bool:
         return prompt.num_tokens >= _LAST_TOKENS + size
@@ -115,29 +115,36 @@ def _run_chunked(
 
 
 def run_warm(verification: Verification, tally: Tally) -> None:
-    """All prompts one after another, and those once more that found little.
+    """All prompts one after another, when all that is new in them has been cached.
 
-    In the first round a prompt hits what the ones before it have in common with it.
+    With ``--full`` it is cached by running them, otherwise in one batch. What a prompt
+    has in common with one before it for more than half of its length is not new.
     """
-    once_more = []
-    for prompt in verification.prompts:
-        expected = _run_warm(verification, tally, prompt)
-        if verification.is_full or 2 * expected.most < prompt.num_tokens:
-            once_more.append(prompt)
-    for prompt in once_more:
-        _run_warm(verification, tally, prompt)
+    if verification.is_full:
+        _run_all_warm(verification, tally)
+    else:
+        _publish_new(verification)
+    _run_all_warm(verification, tally)
     tally.count_rig(verification.warm_rig)
 
 
-def _run_warm(
-    verification: Verification, tally: Tally, prompt: VerificationPrompt
-) -> ExpectedHit:
+def _run_all_warm(verification: Verification, tally: Tally) -> None:
     rig = verification.warm_rig
-    params = greedy(verification.reply_length(prompt))
-    reference = verification.reference(prompt)
-    output, expected = rig.run(rig.engine(), prompt.token_ids, params, "warm")
-    tally.compare(prompt, reference, output, expected)
-    return expected
+    for prompt in verification.prompts:
+        params = greedy(verification.reply_length(prompt))
+        reference = verification.reference(prompt)
+        output, expected = rig.run(rig.engine(), prompt.token_ids, params, "warm")
+        tally.compare(prompt, reference, output, expected)
+
+
+def _publish_new(verification: Verification) -> None:
+    rig = verification.warm_rig
+    new = []
+    for prompt in verification.prompts:
+        if 2 * rig.expect("warm", prompt.token_ids).most < prompt.num_tokens:
+            new.append(prompt.token_ids)
+            rig.ledger("warm").add(prompt.token_ids)
+    rig.engine().warm(new, options=options_for("warm"))
 
 
 def run_batched(verification: Verification, tally: Tally) -> None:
@@ -195,7 +202,11 @@ def run_evicted(verification: Verification, tally: Tally) -> None:
     def has_room(prompt: VerificationPrompt) -> bool:
         return prompt.num_tokens + 2 * size < limits.max_model_len
 
-    for index, prompt in enumerate(verification.choose(3, has_room)):
+    def has_blocks(prompt: VerificationPrompt) -> bool:
+        return has_room(prompt) and prompt.num_tokens > 2 * size
+
+    chosen = [] if verification.is_full else verification.choose(2, has_blocks)
+    for index, prompt in enumerate(chosen or verification.choose(2, has_room)):
         reference = verification.reference(prompt)
         params = greedy(verification.reply_length(prompt))
         num_computed = prompt.num_tokens + params.max_tokens - 1
@@ -266,9 +277,10 @@ def _preemptible(verification: Verification) -> list[VerificationPrompt]:
         return (blocks + 1) * size - 1 >= -prompt.num_tokens % size + 3
 
     def is_cheap(prompt: VerificationPrompt) -> bool:
-        return is_possible(prompt) and prompt.num_tokens % size == 0
+        has_second = prompt.num_reply_tokens == MAX_REPLY
+        return is_possible(prompt) and has_second and prompt.num_tokens % size == 0
 
-    chosen = verification.choose(2, is_possible if verification.is_full else is_cheap)
+    chosen = verification.choose(1, is_possible if verification.is_full else is_cheap)
     return chosen or verification.choose(1, is_possible)
 
 
@@ -283,10 +295,10 @@ def run_forked(verification: Verification, tally: Tally) -> None:
     def has_block(prompt: VerificationPrompt) -> bool:
         return prompt.num_tokens >= size and verification.reply_length(prompt) == MAX_REPLY
 
-    for index, prompt in enumerate(verification.choose(3, has_block)):
+    for index, prompt in enumerate(verification.choose(2, has_block)):
         held = num_blocks_for(prompt.num_tokens + _NUM_DRAWN_TOKENS, size)
         rig = Rig(verification.subject, held + _NUM_FORKS * 4 + 2)
-        is_greedy = index % 3 != 1
+        is_greedy = index % 2 == 0
         outputs = _fork(rig, prompt, is_greedy=is_greedy)
         num_shared = rig.recorder.num_shared_blocks
         tally.require(num_shared > 0, DifferenceKind.NOT_SHARED, prompt)
