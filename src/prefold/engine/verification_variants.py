@@ -56,7 +56,9 @@ def run_small_chunks(verification: Verification, tally: Tally, *, chunk: int) ->
     count = 1 if chunk == 1 else 2
 
     def is_long(prompt: VerificationPrompt) -> bool:
-        return prompt.num_tokens >= _LAST_TOKENS + size
+        left = prompt.num_tokens - _LAST_TOKENS
+        # One token at a time, every token more is a step more.
+        return left >= size and (verification.is_full or chunk > 1 or left % size == 0)
 
     for prompt in verification.choose(count, is_long) or verification.choose(count):
         rig, domain = _pool_for(verification, prompt, is_kept=chunk > 1)

@@ -43,6 +43,20 @@ def test_the_least_recently_used_of_several_goes() -> None:
     assert hits == [2 * B, 0, 2 * B]
 
 
+def test_what_was_released_last_was_used_last() -> None:
+    driver = CacheDriver(num_blocks=4, block_size=B)
+    long_running, short = numbered(2 * B), numbered(2 * B, 500)
+    run = driver.begin(long_running)
+    driver.compute(run)
+    driver.serve(short)
+    driver.end(run)
+    driver.fill(2)
+    hits = [
+        driver.lookup([*tokens, 1]).num_matched_tokens for tokens in (long_running, short)
+    ]
+    assert hits == [2 * B, 0]
+
+
 def test_asking_keeps_nothing_alive_and_changes_nothing() -> None:
     driver = CacheDriver(num_blocks=6, block_size=B)
     prompts = [numbered(2 * B, 100 * n) for n in range(1, 4)]

@@ -162,6 +162,18 @@ def test_the_copys_target_is_known_once_it_is_reserved() -> None:
     driver.end(run)
 
 
+def test_a_pending_copy_pins_one_block_of_a_long_run() -> None:
+    driver = CacheDriver(block_size=8)
+    driver.serve([*numbered(16), *numbered(32, 100)])
+    driver.serve([*numbered(16), *numbered(32, 200)])
+    for inside in (21, 5):  # in a child's run, and in the middle of a run
+        other = [*numbered(16), *numbered(32, 100)][:inside]
+        run = driver.acquire([*other, *numbered(4, 900)])
+        assert run.lease.num_hit_tokens == inside
+        assert driver.cache.counts.shared == inside // 8 + 1
+        driver.end(run)
+
+
 def test_a_lease_with_a_pending_copy_is_not_forked() -> None:
     driver = CacheDriver(block_size=8)
     run = start_copy(driver)

@@ -132,8 +132,9 @@ def test_a_cache_without_block_size_is_refused() -> None:
         PrefixCache(num_blocks=1, block_size=0, clock=TickingClock())
 
 
-def test_domains_and_salts_share_nothing() -> None:
-    driver = CacheDriver()
+@pytest.mark.parametrize(("block_size", "hit"), [(4, 12), (8, 12), (16, 12)])
+def test_domains_and_salts_share_nothing(block_size: int, hit: int) -> None:
+    driver = CacheDriver(block_size=block_size)
     prompt = numbered(13)
     domains = [
         Domain("a"),
@@ -147,4 +148,4 @@ def test_domains_and_salts_share_nothing() -> None:
     for domain in domains:
         assert driver.serve(prompt, domain=domain) == 0
     for domain in domains:
-        assert driver.serve(prompt, domain=domain) == 12
+        assert driver.serve(prompt, domain=domain) == hit

@@ -292,6 +292,22 @@ def test_a_tail_that_was_copied_from_counts_as_used() -> None:
     assert [driver.hit([*prompt, 99]) for prompt in prompts] == [13, 12, 13, 13, 13]
 
 
+def test_the_version_changes_with_who_is_compared() -> None:
+    driver = CacheDriver(block_size=8)
+    base = numbered(8)
+    blocks = [[50, 51, 52, 53, *numbered(4, 100 * n)] for n in range(1, 6)]
+    for block in blocks:
+        driver.serve([*base, *block])
+    # The first is compared no more, but still matched; its use pushes the second out.
+    asked = [*base, *blocks[1][:6], 999]
+    assert (driver.hit([*base, *blocks[0][:6], 999]), driver.hit(asked)) == (12, 14)
+    version = driver.cache.version(driver.fingerprint)
+    run = driver.acquire([*base, *blocks[0], 1])
+    assert driver.hit(asked) == 12
+    assert driver.cache.version(driver.fingerprint) != version
+    driver.end(run)
+
+
 def test_a_tail_pushed_out_while_pinned_lives_until_its_copy_is_done() -> None:
     driver = CacheDriver(block_size=8)
     base = numbered(8)
