@@ -154,6 +154,24 @@ class RowTaker:
             self._cold.append(output)
             self._compared.append(_compare(self.outputs[index], output))
 
+    def ask_first_again(self) -> None:
+        """Ask the first prompt again: it was computed whole, and now it ran both ways.
+
+        What an empty cache makes a prompt compute is what no cache makes it compute, so
+        its first run is a cold one, and a long prompt need not be computed twice.
+        """
+        first = self.outputs[0]
+        if first.usage.cached_tokens:
+            self.faults.append("the first prompt hit although nothing was cached")
+        again = self._run(self.prompts[0], READ_WRITE, ignore_eos=True)
+        hit, possible = again.usage.cached_tokens, self.possible_hit(self.prompts[0])
+        if not possible - _MAX_NOT_COPIED <= hit <= possible:
+            self.faults.append(
+                f"the first prompt then hit {hit:,} tokens, not {possible:,}"
+            )
+        self._cold.append(first)
+        self._compared.append(_compare(again, first))
+
     def finish(self, title: str, *, warm: Iterable[int], notes: Sequence[str] = ()) -> Row:
         """Return the row; the medians of its warm columns are over the runs ``warm``."""
         warm_outputs = [self.outputs[index] for index in warm]

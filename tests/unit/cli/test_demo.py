@@ -67,7 +67,7 @@ def test_a_system_part_of_1024_tokens_is_hit_seven_times(
     assert isinstance(hits, list)
     assert hits[0] == 0
     assert min(hits[1:]) >= 1024
-    assert row["compared_prompts"] == row["same_bits"] == 3
+    assert row["compared_prompts"] == row["same_bits"] == 2
 
 
 def test_a_conversation_finds_its_last_turn(
@@ -106,7 +106,7 @@ def test_sixteen_few_shot_questions_share_their_examples(
     assert isinstance(hits, list)
     assert len(hits) == 16
     assert min(hits[1:]) >= 480
-    assert row["compared_prompts"] == 3
+    assert row["compared_prompts"] == 2
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_figures_fit_80_columns(
     assert "What may move indirectly" in text
     last = text[text.rindex("Exactness:") :]
     assert last.strip() == (
-        "Exactness: yes. All 16 prompts that ran both ways gave the same tokens and the "
+        "Exactness: yes. All 10 prompts that ran both ways gave the same tokens and the "
         "same logits, bit for bit."
     )
 
