@@ -28,8 +28,8 @@ What it does not: the prefill of what follows them, and the arithmetic of every 
 of the reply.
 What may move indirectly: time per output token (TPOT), through how many sequences share \
 a step, their scheduling, and shared loads. Here one request runs at a time.
-Cold is with the cache off. In the rows (e) warm is after a prompt that differs in its \
-first line only.
+Cold is with the cache off or empty. In the rows (e) warm is after a prompt that differs \
+in its first line only.
 """
 
 
