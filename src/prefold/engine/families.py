@@ -67,6 +67,7 @@ def check_config(config: PreTrainedConfig) -> None:
         _refuse(name, "it has an encoder")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         _refuse(name, "transformers has no causal language model of this type")
+    # The mapping is lazy, and typed as if it held strings.
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[assignment]
     if not model_class._supports_attention_backend:  # noqa: SLF001 -- has no public name
         _refuse(name, "transformers does not let its attention be replaced")

@@ -119,6 +119,7 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
     _register()
     with _reading(f"the weights of {source} cannot be read"):
         loaded: tuple[PreTrainedModel, dict[str, set[str]]]
+        # Typed as the model alone, but with ``output_loading_info`` it is a pair.
         loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
             source,
             local_files_only=is_local,
@@ -134,6 +135,7 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
         raise ConfigError(
             f"the weights of {source} lack {len(missing)} tensors, as {missing[0]}"
         )
+    # transformers wraps ``to``, and the wrapper loses its signature.
     model.to(options.device)  # type: ignore[arg-type]
     return prepare_model(model, tokenizer, options, max_model_len)
 

@@ -66,6 +66,7 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
         experts=EXPERTS_NAME,
         device=loaded.device.type if is_cpu else torch.cuda.get_device_name(loaded.device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),
+        # torch leaves this call without annotations.
         blas="mkl" if torch.backends.mkl.is_available() else "other",  # type: ignore[no-untyped-call]
         torch_version=torch.__version__,
         torch_build=hashlib.blake2b(build.encode(), digest_size=16).hexdigest(),

@@ -93,6 +93,7 @@ def _find_difference(loaded: LoadedModel, multiple: int) -> str | None:
                 continue
             if not _repeats(rows, reference[:_PERIOD]):
                 return f"{name} gives other bits for {count} rows than for {counts[0]}"
+    # transformers leaves this call without annotations.
     head: nn.Module = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     period = expected[_LAYER][:_PERIOD]
     reference = head(period.repeat(counts[0] // _PERIOD, 1)[None])[0, :_PERIOD]

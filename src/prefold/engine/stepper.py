@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+from traceback import extract_tb
 
 import torch
 
@@ -61,9 +62,10 @@ class Stepper:
         except InvariantError:
             raise
         except Exception as error:  # noqa: BLE001 -- a step may fail, the engine goes on
-            # Its message stays out of the replies: it could tell one client about
-            # another one's tokens.
-            _log.debug("a step failed", exc_info=error)
+            # Its message stays out of replies and logs: it could hold tokens. Where it
+            # came from does not.
+            frames = [f"{at.name}:{at.lineno}" for at in extract_tb(error.__traceback__)]
+            _log.debug("a step failed with %s in %s", type(error).__name__, frames)
             self._fail(step, f"the step failed with {type(error).__name__}")
             return
         self._counters.num_steps += 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -271,6 +273,16 @@ def test_an_aborted_request_ends_once_and_leaves_what_it_computed(num_steps: int
 
 def test_an_unknown_request_cannot_be_aborted() -> None:
     assert not FakeEngine().abort(RequestId("request-7"))
+
+
+def test_a_failed_steps_message_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = FakeEngine()
+    engine.submit(PROMPT, params())
+    engine.runner.fails_at = {1}
+    engine.step()
+    assert "FakeRunnerError" in caplog.text
+    assert "caught fire" not in caplog.text
 
 
 def test_a_failed_step_fails_its_requests_and_publishes_nothing_of_it() -> None:
