@@ -30,6 +30,7 @@ from prefold.engine.activations import replace_activations
 from prefold.engine.attention import ATTENTION_NAME, attend_to_site
 from prefold.engine.experts import EXPERTS_NAME, run_experts
 from prefold.engine.families import check_config, record_attention
+from prefold.engine.linear import replace_linears
 from prefold.engine.rotary import fix_rotary
 from prefold.errors import ConfigError
 
@@ -161,6 +162,7 @@ def prepare_model(
     fix_rotary(model, num_positions, model.dtype)
     if model.device.type == "cpu":
         replace_activations(model)
+        replace_linears(model)
     facts = record_attention(model)
     return LoadedModel(
         model=model,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from prefold.engine import activations, attention
+from prefold.engine import activations, attention, linear
 from prefold.engine.attention_plan import PARTITION
 from prefold.engine.experts import EXPERTS_NAME
 from prefold.engine.loading import LoadedModel
@@ -61,7 +61,7 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
     return Numerics(
         attention=attention.IMPLEMENTATION,
         partition_tokens=PARTITION,
-        linear="torch",
+        linear=linear.IMPLEMENTATION if is_cpu else "torch",
         activation=activations.IMPLEMENTATION if is_cpu else "torch",
         experts=EXPERTS_NAME,
         device=loaded.device.type if is_cpu else torch.cuda.get_device_name(loaded.device),

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from prefold.engine.linear import FEW_ROWS, TurnedLinear, replace_linears
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_row_has_the_same_bits_in_every_batch(threads: int, has_bias: bool) -> None:
+    torch.set_num_threads(threads)
+    for width, out in ((64, 172), (576, 192), (1536, 576)):
+        layer = TurnedLinear(nn.Linear(width, out, bias=has_bias)).requires_grad_(False)
+        rows = torch.randn(1, 2 * FEW_ROWS, width)
+        expected = layer(rows[:, :16])
+        for count in (16, 48, FEW_ROWS, FEW_ROWS + 16, 2 * FEW_ROWS):
+            result = layer(rows[:, :count])
+            assert result.is_contiguous()
+            assert torch.equal(result[:, :16], expected)
+
+
+@pytest.mark.parametrize("count", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_values_are_those_of_the_layer_it_is_made_of(count: int) -> None:
+    inner = nn.Linear(37, 11)
+    states = torch.randn(1, count, 37)
+    torch.testing.assert_close(TurnedLinear(inner)(states), inner(states))
+
+
+def test_every_linear_layer_is_replaced_once_and_keeps_its_parameters() -> None:
+    shared = nn.Linear(2, 2)
+    row = nn.Sequential(shared, nn.GELU(), nn.Linear(2, 3, bias=False))
+    model = nn.ModuleDict({"a": shared, "b": row})
+    before = dict(model.named_parameters())
+
+    assert replace_linears(model) == 2
+    assert replace_linears(model) == 0
+    assert model["a"] is row[0]
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_a_layer_of_a_derived_class_is_left() -> None:
+    class Adapted(nn.Linear):
+        pass
+
+    assert replace_linears(nn.Sequential(Adapted(2, 2))) == 0
