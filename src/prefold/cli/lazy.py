@@ -9,11 +9,47 @@ module depends on another; here every such place is a call of ``load``.
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def load(module: str, name: str) -> Callable[..., int]:
     """Import ``module`` and return its function ``name``, which returns an exit code."""
-    function: Callable[..., int] = vars(importlib.import_module(module))[name]
+    with _announced(), _collector_paused():
+        function: Callable[..., int] = vars(importlib.import_module(module))[name]
     return function
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Say what takes so long, on a terminal, and take it away again."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write("Importing torch and transformers ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Spare the garbage collector what an import makes, which lives until the end.
+
+    It would walk those hundreds of thousands of objects again and again: a seventh of
+    the time of the import, and a pause in every later full collection.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()

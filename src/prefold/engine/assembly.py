@@ -25,7 +25,7 @@ from prefold.engine.row_probe import Exactness, probe_rows
 from prefold.engine.sampler import Sampler
 from prefold.engine.self_check import CheckMemory, ensure_checked
 from prefold.engine.user_dirs import state_dir
-from prefold.engine.weights_digest import digest_weights
+from prefold.engine.weights_digest import digest_weights, find_weight_files
 from prefold.errors import ConfigError
 from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret, default_secret_path
@@ -129,7 +129,7 @@ def assemble(
     if source is None:
         source = ensure_demo_model(progress)
     name = os.fspath(source)
-    progress.begin("Loading the model", None)
+    progress.begin("Loading the model", _weight_bytes(Path(name)))
     loaded = load_model(name, options)
     layout = loaded.layout(settings.block_size, kv_dtype)
     num_blocks = resolve_num_blocks(settings, layout, loaded.device)
@@ -143,7 +143,7 @@ def assemble(
     )
     try:
         store = KvStore(layout, num_blocks, dtype=kv_dtype, device=loaded.device)
-    except RuntimeError as error:  # what torch raises where there is no memory
+    except MemoryError as error:
         raise ConfigError(
             f"{num_blocks} blocks of {layout.block_bytes} bytes cannot be allocated; "
             "lower cache_memory or cache_blocks"
@@ -249,6 +249,13 @@ def _dtype(name: str, value: str) -> torch.dtype:
     return _DTYPES[value]
 
 
+def _weight_bytes(directory: Path) -> int | None:
+    """Return the size of a local model's weights; None if there is no such directory."""
+    if not directory.is_dir():
+        return None
+    return sum(p.stat().st_size for p in find_weight_files(directory) if p.is_file())
+
+
 def _make_fingerprint(
     name: str,
     loaded: LoadedModel,
@@ -257,12 +264,22 @@ def _make_fingerprint(
     progress: SetupProgress,
 ) -> Fingerprint:
     path = Path(name)
-    progress.begin("Reading the weights once more, to know them again", None)
+    has_begun = False
+
+    def show(num_read: int, num_bytes: int) -> None:
+        # Told only if there is something to read: mostly the digest is remembered.
+        nonlocal has_begun
+        if not has_begun:
+            progress.begin("Reading the weights once, to know them again", num_bytes)
+            has_begun = True
+        progress.advance(num_read)
+
     weights = digest_weights(
         loaded.model,
         path if path.is_dir() else None,
         DigestMemory(state_dir() / "weights.json"),
         rehash=settings.rehash,
+        progress=show,
     )
     return build_fingerprint(
         loaded.model,

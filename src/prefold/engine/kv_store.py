@@ -16,6 +16,7 @@ The scratch block, with the id ``num_blocks``, takes what padding rows write.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,13 @@ class KvPlane:
 
 
 class KvStore:
-    """Keys and values of all blocks; owned by the runner, changed only in its thread."""
+    """Keys and values of all blocks; owned by the runner, changed only in its thread.
+
+    On the CPU the memory is reserved at once and taken when a block is first written.
+
+    Raises:
+        MemoryError: There is not so much memory.
+    """
 
     __slots__ = ("_flat", "_planes", "_rows_per_block", "layout", "num_blocks")
 
@@ -75,9 +82,8 @@ class KvStore:
         self._rows_per_block = block_elements // unit
         # Zeroed: a slot nobody wrote is read (and masked) where a table ends inside
         # a partition, and a NaN there would outlive the mask.
-        self._flat = torch.zeros(
-            ((num_blocks + 1) * self._rows_per_block, unit), dtype=dtype, device=device
-        )
+        num_rows = (num_blocks + 1) * self._rows_per_block
+        self._flat = _zeros(num_rows * unit, dtype, device).view(num_rows, unit)
         self._planes: list[tuple[KvPlane, KvPlane]] = []
         offset = 0
         for shape in layout.layers:
@@ -152,3 +158,17 @@ class KvStore:
         )
         geometry = RowGeometry(num_heads=num_heads, size=size, rows_per_head=size // unit)
         return KvPlane(geometry=geometry, rows=self._flat[offset // unit :], view=view)
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    try:
+        if device.type != "cpu":
+            return torch.zeros(size, dtype=dtype, device=device)
+        # torch writes the zeros it gives, which takes seconds for gigabytes; fresh pages
+        # are zero anyway. Large ones are taken and found faster.
+        pages = mmap.mmap(-1, size * dtype.itemsize)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(pages, dtype=dtype)
+    except (RuntimeError, OSError, OverflowError) as error:
+        raise MemoryError(f"no {size * dtype.itemsize} bytes for KV") from error

@@ -85,7 +85,7 @@ def _find_difference(loaded: LoadedModel, multiple: int) -> str | None:
     """Name the first module whose rows differ between batches, or return None."""
     counts = [count for count in _ROW_COUNTS if count % multiple == 0]
     expected = _run_layer(loaded, counts[0])
-    for count in counts:
+    for count in counts[1:]:
         for name, rows in _run_layer(loaded, count).items():
             # A module inside a mixture's experts sees tokens in slices of its own.
             reference = expected.get(name)
@@ -97,7 +97,7 @@ def _find_difference(loaded: LoadedModel, multiple: int) -> str | None:
     head: nn.Module = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     period = expected[_LAYER][:_PERIOD]
     reference = head(period.repeat(counts[0] // _PERIOD, 1)[None])[0, :_PERIOD]
-    for count in counts:
+    for count in counts[1:]:
         if not _repeats(head(period.repeat(count // _PERIOD, 1)[None])[0], reference):
             return f"the head gives other bits for {count} rows than for {counts[0]}"
     return None

@@ -100,7 +100,7 @@ def subject_of(assembly: Assembly) -> Subject:
     def make_runner(num_blocks: int) -> Runner:
         try:
             store = KvStore(layout, num_blocks, dtype=dtype, device=loaded.device)
-        except RuntimeError as error:  # what torch raises where there is no memory
+        except MemoryError as error:
             raise CapacityError(
                 f"verifying these prompts takes {num_blocks * layout.block_bytes} bytes of "
                 "memory for KV, which there are not; use fewer or shorter ones"
