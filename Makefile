@@ -51,12 +51,11 @@ test: static
 soak: export HYPOTHESIS_PROFILE := soak
 soak: export PREFOLD_SOAK := 1
 soak: install
-	@echo "==> all tests at full counts; this takes hours"
+	@echo "==> all tests at full counts; this takes about half an hour"
 	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
 
 bench: install
-	@for script in benchmarks/[a-z]*.py; do \
-	  [[ -f "$$script" ]] || continue; \
+	@for script in $$(grep -lx "def main() -> int:" benchmarks/*.py); do \
 	  echo "==> $$script" >&2; \
 	  $(bin)/python "$$script" --json; \
 	done

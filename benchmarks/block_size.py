@@ -32,6 +32,7 @@ from prefold.engine.demo_model import ensure_demo_model
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 from scripted_tour import Asked, record_tour
+from stand_in import stand_in_fingerprint
 
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 
@@ -90,7 +91,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _replay(asked: Sequence[Asked], size: int) -> Outcome:
-    fingerprint = _fingerprint(size)
+    fingerprint = stand_in_fingerprint(size)
     num_tokens = sum(len(each.prompt) + len(each.reply) + size for each in asked)
     tracemalloc.start()
     cache = PrefixCache(
@@ -144,7 +145,7 @@ def _times(
     domain = Domain("timed")
     for _ in range(rounds):
         for size in sizes:
-            fingerprint = _fingerprint(size)
+            fingerprint = stand_in_fingerprint(size)
             cache = PrefixCache(
                 num_blocks=len(prompt) // size + 2, block_size=size, clock=time.monotonic
             )
@@ -158,24 +159,6 @@ def _times(
             cache.lookup(fingerprint, domain, prompt)
             matches[size].append(1e3 * (time.perf_counter() - started_at))
     return {size: (median(matches[size]), median(publishes[size])) for size in sizes}
-
-
-def _fingerprint(size: int) -> Fingerprint:
-    return Fingerprint(
-        architecture="scripted",
-        config=b"",
-        weights=b"",
-        tokenizer=b"",
-        chat_template=None,
-        adapter=None,
-        position_config=b"",
-        position_offset=0,
-        compute_dtype="float32",
-        kv_dtype="float32",
-        block_size=size,
-        layout_version=1,
-        numerics=b"",
-    )
 
 
 def _show(rows: Sequence[dict[str, object]]) -> None:

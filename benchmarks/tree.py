@@ -28,26 +28,12 @@ from prefold.blocks.pool import BlockPool
 from prefold.blocks.table import TokenIds
 from prefold.cache import PrefixCache
 from prefold.identity.domain import Domain
-from prefold.identity.fingerprint import Fingerprint
+from stand_in import stand_in_fingerprint
 
 BLOCK = 16
 VOCABULARY = 50_000
 DOMAIN = Domain("bench")
-FINGERPRINT = Fingerprint(
-    architecture="bench",
-    config=b"",
-    weights=b"",
-    tokenizer=b"",
-    chat_template=None,
-    adapter=None,
-    position_config=b"",
-    position_offset=0,
-    compute_dtype="float32",
-    kv_dtype="float32",
-    block_size=BLOCK,
-    layout_version=1,
-    numerics=b"",
-)
+FINGERPRINT = stand_in_fingerprint(BLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,6 @@ settings.register_profile(
     "ci", settings.get_profile("dev"), max_examples=200, derandomize=True
 )
 settings.register_profile(
-    "soak", settings.get_profile("dev"), max_examples=5_000, stateful_step_count=100
+    "soak", settings.get_profile("dev"), max_examples=1_000, stateful_step_count=50
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -1,0 +1,70 @@
+"""The benchmarks run on a tiny model, and print every figure they promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.sessions import CHAT_TEMPLATE
+from support.tiny_models import make_llama, make_tokenizer, save_model
+
+pytestmark = pytest.mark.e2e
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = save_model(
+        make_llama(max_position_embeddings=8192), tmp_path_factory.mktemp("llama")
+    )
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _run(script: str, *arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 -- the project's own script
+        [sys.executable, str(SCRIPTS / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_token_is_timed_cold_and_after_a_hit(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    sizes = ["--shared", "64", "--suffix", "8", "--rounds", "2"]
+    out = _run("ttft.py", "--model", str(model), *sizes, "--json")
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    assert (report["shared_tokens"], report["rounds"]) == (64, 2)
+    assert report["sdpa_s"] > 0
+    is_within = (
+        report["cold_ratio"] <= report["cold_bound"]
+        and report["hit_ratio"] <= report["hit_bound"]
+    )
+    assert report["holds"] == is_within
+
+
+def test_block_sizes_are_compared_on_the_prompts_of_the_tour(model: Path) -> None:
+    sizes = ["--sizes", "8", "64", "--rounds", "1"]
+    report = json.loads(_run("block_size.py", "--model", str(model), *sizes, "--json"))
+    small, large = report["rows"]
+    assert (small["block_size"], large["block_size"]) == (8, 64)
+    assert small["metadata_bytes"] > 0
+    assert large["metadata_bytes"] > 0
+    assert 0 < small["lost_slot_share"] < large["lost_slot_share"] < 1
+    # Tokens inside a block can be shared too, so hits hardly depend on its size.
+    assert small["hit_share"] == pytest.approx(large["hit_share"], rel=0.05)
+    assert small["hit_share"] > 0.5
