@@ -111,7 +111,8 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
     is_local = Path(source).is_dir()
     if not is_local and (Path(source).exists() or source.startswith((".", "/", "~"))):
         raise ConfigError(f"{source} is not a directory with a model")
-    with _reading(f"no model can be read from {source}"):
+    hint = "" if is_local else ", as a directory or from the hub"
+    with _reading(f"no model can be read from {source}{hint}"):
         config = AutoConfig.from_pretrained(source, local_files_only=is_local)
     check_config(config)
     max_model_len = resolve_max_model_len(config, options)
