@@ -9,6 +9,7 @@
     ├── CapacityError                    may work later
     │   ├── OutOfBlocksError             needed and available counts attached
     │   └── QueueFullError               the admission queue is full
+    ├── UnusableStepError                a step's KV of some sequences is not numbers
     └── StateError (RuntimeError)        the object's state forbids the call
         ├── LeaseReleasedError
         └── EngineStoppedError
@@ -58,6 +59,18 @@ class OutOfBlocksError(CapacityError):
 
 class QueueFullError(CapacityError):
     """The admission queue holds as many requests as it may."""
+
+
+class UnusableStepError(PrefoldError):
+    """A step gave some of its sequences KV that is not numbers; it must not be kept.
+
+    Attributes:
+        indices: Of those sequences, in the order of the step.
+    """
+
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        super().__init__(f"the KV of {len(indices)} sequences of a step is not numbers")
+        self.indices = indices
 
 
 class StateError(PrefoldError, RuntimeError):

@@ -54,13 +54,16 @@ class BlockPool:
         - the free list holds exactly the free blocks, each once
     """
 
-    __slots__ = ("_counts", "_free", "_num_free", "_states", "num_blocks")
+    __slots__ = ("_counts", "_free", "_num_free", "_states", "generations", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ConfigError(f"the pool needs at least 1 block, got {num_blocks}")
         self.num_blocks = num_blocks
         self._states = np.zeros(num_blocks, dtype=np.int8)
+        #: How often each block was handed out: what is kept beside a block's KV belongs
+        #: to it only as long as this number is the same. Read by others, changed here.
+        self.generations = np.zeros(num_blocks, dtype=np.int64)
         # A stack whose top is its end; low ids are handed out first.
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
@@ -91,6 +94,7 @@ class BlockPool:
         ids = self._free[start : self._num_free][::-1].copy()
         self._num_free = start
         self._move(ids, BlockState.FREE, BlockState.PRIVATE)
+        self.generations[ids] += 1
         return ids
 
     def publish(self, ids: BlockIds) -> None:

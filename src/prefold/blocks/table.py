@@ -14,7 +14,7 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
-from prefold.errors import InvariantError
+from prefold.errors import InvalidInputError, InvariantError
 
 #: Index of a physical block.
 BlockId = NewType("BlockId", int)
@@ -36,6 +36,24 @@ class BlockCopy:
     source: BlockId
     target: BlockId
     num_tokens: int
+
+
+def check_tokens(tokens: TokenIds) -> None:
+    """Refuse what is no sequence's tokens.
+
+    Raises:
+        InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or has a
+            negative one.
+    """
+    if tokens.ndim != 1 or tokens.dtype != TOKEN_DTYPE:
+        raise InvalidInputError(
+            f"tokens must be a one-dimensional int64 array, got {tokens.ndim} "
+            f"dimensions of {tokens.dtype}"
+        )
+    if len(tokens) == 0:
+        raise InvalidInputError("tokens must not be empty")
+    if tokens.min() < 0:
+        raise InvalidInputError("token ids must not be negative")
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:

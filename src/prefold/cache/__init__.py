@@ -10,6 +10,7 @@
 | ``frontier`` | what running sequences are about to publish |
 | ``selector`` | what to invalidate, and the receipt |
 | ``keys`` | block keys of live blocks |
+| ``listing`` | the cached runs as values |
 | ``accounting`` | counts for the outside |
 | ``invariants`` | the check of all of it against all of it |
 """
@@ -19,6 +20,7 @@ from prefold.cache.accounting import CacheSnapshot
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
 from prefold.cache.lease import Fork, Lease
+from prefold.cache.listing import CacheListing, ListedRun, ListingBounds
 from prefold.cache.prefix_cache import PrefixCache
 from prefold.cache.selector import (
     ByDomain,
@@ -37,11 +39,14 @@ __all__ = [
     "ByDomain",
     "ByFingerprint",
     "ByPrefix",
+    "CacheListing",
     "CacheSnapshot",
     "Everything",
     "Fork",
     "FrontierMatch",
     "Lease",
+    "ListedRun",
+    "ListingBounds",
     "Lookup",
     "MissKind",
     "MissReason",

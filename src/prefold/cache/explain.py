@@ -23,6 +23,8 @@ class MissKind(Enum):
     EVICTED = "evicted"
     #: It was cached, and invalidated.
     INVALIDATED = "invalidated"
+    #: The request wants log-probabilities of its prompt, which are kept less far than KV.
+    NO_LOGPROBS = "no_logprobs"
     #: The prompt's first block is cached under another fingerprint.
     OTHER_FINGERPRINT = "other_fingerprint"
 
@@ -62,6 +64,7 @@ class MissReason:
                 f"{self.num_lost_blocks} blocks {place} were evicted by {self.policy}"
             ),
             MissKind.INVALIDATED: f"{self.num_lost_blocks} blocks {place} were invalidated",
+            MissKind.NO_LOGPROBS: f"the prompt's log-probabilities are not kept {place}",
             MissKind.OTHER_FINGERPRINT: (
                 f"cached with another {', '.join(self.differing_fields)}"
             ),

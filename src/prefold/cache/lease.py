@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefold.blocks.table import BlockCopy, BlockId, BlockIds, BlockTable, TokenIds
+from prefold.blocks.table import (
+    TOKEN_DTYPE,
+    BlockCopy,
+    BlockId,
+    BlockIds,
+    BlockTable,
+    TokenIds,
+)
 from prefold.cache.access import Access
 from prefold.cache.explain import MissReason
 from prefold.cache.frontier_key import FrontierKey
+from prefold.errors import InvalidInputError, LeaseReleasedError
 from prefold.identity.domain import Audience
 from prefold.tree.node import Node
 from prefold.tree.prefix_tree import PrefixTree
@@ -110,6 +118,31 @@ class Lease:
             target=BlockId(int(self.table.ids[index])),
             num_tokens=self.num_copy_tokens,
         )
+
+    def check_live(self) -> None:
+        """Refuse a released lease.
+
+        Raises:
+            LeaseReleasedError: It was released before.
+        """
+        if self.is_released:
+            raise LeaseReleasedError("the lease was released before")
+
+    def check_computed(self, tokens: TokenIds, computed: int) -> None:
+        """Refuse what cannot have been computed.
+
+        Raises:
+            InvalidInputError: ``tokens`` are not int64, or ``computed`` exceeds them or
+                the reserved blocks, or falls below what is published.
+        """
+        if tokens.dtype != TOKEN_DTYPE:
+            raise InvalidInputError(f"tokens must be an int64 array, got {tokens.dtype}")
+        limit = min(len(tokens), len(self.table) * self.tree.block_size)
+        if not self.num_published_tokens <= computed <= limit:
+            raise InvalidInputError(
+                f"computed must be from {self.num_published_tokens} (published) to "
+                f"{limit} (known and reserved), got {computed}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

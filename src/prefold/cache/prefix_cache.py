@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from prefold.blocks.pool import BlockCounts, BlockPool
 from prefold.blocks.table import (
-    TOKEN_DTYPE,
     BlockCopy,
     BlockId,
     BlockIds,
     TokenIds,
+    check_tokens,
     num_blocks_for,
 )
 from prefold.cache.access import READ_WRITE, Access
@@ -33,12 +36,13 @@ from prefold.cache.invalidation import invalidate
 from prefold.cache.invariants import check_cache
 from prefold.cache.keys import KeyIndex
 from prefold.cache.lease import Fork, Lease
+from prefold.cache.listing import CacheListing, ListingBounds
 from prefold.cache.paths import LeasePaths
 from prefold.cache.room import Room
 from prefold.cache.selector import Receipt, Selector
-from prefold.cache.survey import Lookup, survey
+from prefold.cache.survey import FoundBlocks, Lookup, found_blocks, survey
 from prefold.cache.trees import Trees
-from prefold.errors import ConfigError, InvalidInputError, LeaseReleasedError, StateError
+from prefold.errors import ConfigError, InvalidInputError, StateError
 from prefold.identity.block_key import BlockKey, extend_content, root_content
 from prefold.identity.domain import Domain, readable_audiences
 from prefold.identity.fingerprint import Fingerprint
@@ -95,10 +99,12 @@ class PrefixCache:
         tokens: TokenIds,
         *,
         access: Access = READ_WRITE,
+        limit: int | None = None,
     ) -> Lease:
         """Pin the longest cached prefix of ``tokens`` that ``domain`` may read.
 
-        Never matches the last token: one must be computed, to have logits. The match
+        Never matches the last token: one must be computed, to have logits; nor more
+        than ``limit``, for who needs the logits of more than that. The match
         ends at a whole block; where the next block agrees in four tokens or more, the
         lease has a pending copy of them. O(nodes of the path), and one comparison of
         arrays as long as the match.
@@ -107,10 +113,10 @@ class PrefixCache:
             InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or
                 has a negative one; or the fingerprint has another block size.
         """
-        self._check_tokens(tokens)
+        check_tokens(tokens)
         tree = self._trees.of(fingerprint)
         audiences = readable_audiences(domain)
-        found = survey(tree, tree.audiences.readable(audiences), tokens, access)
+        found = survey(tree, tree.audiences.readable(audiences), tokens, access, limit)
         lease = Lease(
             tree=tree,
             audiences=audiences,
@@ -136,7 +142,7 @@ class PrefixCache:
             OutOfBlocksError: With both numbers. Only pending copies may be gone.
             LeaseReleasedError: The lease was released.
         """
-        self._check_live(lease)
+        lease.check_live()
         missing = num_blocks_for(num_tokens, self.block_size) - len(lease.table)
         if missing > 0:
             lease.table.append(self._room.take(missing))
@@ -147,7 +153,7 @@ class PrefixCache:
         Raises:
             StateError: There is no pending copy.
         """
-        self._check_live(lease)
+        lease.check_live()
         if lease.copy_source is None:
             raise StateError("the lease has no pending copy")
         self._room.unpin_source(lease)
@@ -165,8 +171,8 @@ class PrefixCache:
                 or falls below what is published.
             LeaseReleasedError: The lease was released.
         """
-        self._check_live(lease)
-        self._check_computed(lease, tokens, computed)
+        lease.check_live()
+        lease.check_computed(tokens, computed)
         lease.tokens = tokens
         full = computed // self.block_size
         if full > lease.num_published:
@@ -231,7 +237,7 @@ class PrefixCache:
         """
         if num_forks < 1:
             raise InvalidInputError(f"num_forks must be at least 1, got {num_forks}")
-        self._check_live(lease)
+        lease.check_live()
         if lease.copy_source is not None:
             raise StateError("a lease with a pending copy cannot be forked")
         self.commit(lease, tokens, computed)
@@ -248,16 +254,17 @@ class PrefixCache:
         tokens: TokenIds,
         *,
         access: Access = READ_WRITE,
+        limit: int | None = None,
     ) -> Lookup:
         """Return what ``acquire`` would find. Has no effect at all.
 
         Raises:
             InvalidInputError: As ``acquire``.
         """
-        self._check_tokens(tokens)
+        check_tokens(tokens)
         tree = self._trees.peek(fingerprint)
         audiences = readable_audiences(domain)
-        found = survey(tree, tree.audiences.readable(audiences), tokens, access)
+        found = survey(tree, tree.audiences.readable(audiences), tokens, access, limit)
         frontier = None
         if access.read:
             frontier = self._frontiers.find(found.ends, tokens, audiences, self.block_size)
@@ -268,6 +275,29 @@ class PrefixCache:
             frontier=frontier,
         )
 
+    def find_blocks(
+        self,
+        fingerprint: Fingerprint,
+        domain: Domain,
+        tokens: TokenIds,
+        *,
+        access: Access = READ_WRITE,
+    ) -> FoundBlocks:
+        """Return the blocks that ``acquire`` would match and copy from. Has no effect.
+
+        Raises:
+            InvalidInputError: As ``acquire``.
+        """
+        check_tokens(tokens)
+        tree = self._trees.peek(fingerprint)
+        readable = tree.audiences.readable(readable_audiences(domain))
+        return found_blocks(tree, survey(tree, readable, tokens, access))
+
+    @property
+    def generations(self) -> npt.NDArray[np.int64]:
+        """How often each block was handed out; do not change it."""
+        return self._pool.generations
+
     def version(self, fingerprint: Fingerprint) -> int:
         """Return a number that changes whenever ``lookup`` could answer differently."""
         return self._trees.peek(fingerprint).version
@@ -276,7 +306,7 @@ class PrefixCache:
         self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
     ) -> list[BlockKey]:
         """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
-        self._check_tokens(tokens)
+        check_tokens(tokens)
         audience = readable_audiences(domain)[-1]
         contents = extend_content(root_content(fingerprint), tokens, self.block_size)
         return [self._keys.key_of(audience, content) for content in contents]
@@ -305,6 +335,10 @@ class PrefixCache:
             num_evictions=self._room.num_evictions,
             num_evicted_blocks=self._room.num_evicted_blocks,
         )
+
+    def listing(self, bounds: ListingBounds) -> CacheListing:
+        """Return what is cached, as far as the bounds go. Changes nothing."""
+        return self._trees.listing(bounds)
 
     # -- invalidation --------------------------------------------------------------
 
@@ -363,28 +397,3 @@ class PrefixCache:
         self._leases.add(fork)
         self._frontiers.refile(fork)
         return Fork(lease=fork, copy=copy)
-
-    def _check_tokens(self, tokens: TokenIds) -> None:
-        if tokens.ndim != 1 or tokens.dtype != TOKEN_DTYPE:
-            raise InvalidInputError(
-                f"tokens must be a one-dimensional int64 array, got {tokens.ndim} "
-                f"dimensions of {tokens.dtype}"
-            )
-        if len(tokens) == 0:
-            raise InvalidInputError("tokens must not be empty")
-        if tokens.min() < 0:
-            raise InvalidInputError("token ids must not be negative")
-
-    def _check_live(self, lease: Lease) -> None:
-        if lease.is_released:
-            raise LeaseReleasedError("the lease was released before")
-
-    def _check_computed(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
-        if tokens.dtype != TOKEN_DTYPE:
-            raise InvalidInputError(f"tokens must be an int64 array, got {tokens.dtype}")
-        limit = min(len(tokens), len(lease.table) * self.block_size)
-        if not lease.num_published_tokens <= computed <= limit:
-            raise InvalidInputError(
-                f"computed must be from {lease.num_published_tokens} (published) to "
-                f"{limit} (known and reserved), got {computed}"
-            )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from prefold.blocks.table import TokenIds
+import numpy as np
+
+from prefold.blocks.table import BlockIds, TokenIds
 from prefold.cache.access import Access
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
@@ -48,10 +50,60 @@ class Survey:
     miss: MissReason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundBlocks:
+    """The blocks behind a match: what is kept beside their KV can be looked up by them.
+
+    Attributes:
+        block_ids: Whole blocks from position 0 on, and the one to be copied from.
+        num_tokens: Tokens of the prompt that they hold.
+    """
+
+    block_ids: BlockIds
+    num_tokens: int
+
+
 def survey(
+    tree: PrefixTree,
+    readable: Sequence[Readers],
+    tokens: TokenIds,
+    access: Access,
+    limit: int | None = None,
+) -> Survey:
+    """Walk the tree for ``tokens``, never matching the last one, or beyond ``limit``."""
+    if limit is not None and limit < len(tokens) - 1:
+        found = _survey(tree, readable, tokens[: limit + 1], access)
+        if found.miss.kind is not MissKind.COMPLETE:
+            return found
+        reason = MissReason(kind=MissKind.NO_LOGPROBS, at_token=limit)
+        return replace(found, miss=reason)
+    return _survey(tree, readable, tokens, access)
+
+
+def found_blocks(tree: PrefixTree, found: Survey) -> FoundBlocks:
+    """Return the blocks of a match. O(blocks)."""
+    end = found.ends[0]
+    ids = [_path_ids(tree, end)]
+    agreement = found.agreement
+    if found.num_copy_tokens and agreement is not None:
+        source, at = agreement.child, 0
+        if source is None:
+            source, at = agreement.endpoint.node, agreement.endpoint.num_blocks
+        ids.append(source.block_ids[at : at + 1])
+    return FoundBlocks(
+        block_ids=np.concatenate(ids),
+        num_tokens=found.num_matched_tokens + found.num_copy_tokens,
+    )
+
+
+def _path_ids(tree: PrefixTree, end: Endpoint) -> BlockIds:
+    ids = tree.path_ids(end.node, below=tree.root)
+    return ids[: len(ids) - end.node.num_blocks + end.num_blocks]
+
+
+def _survey(
     tree: PrefixTree, readable: Sequence[Readers], tokens: TokenIds, access: Access
 ) -> Survey:
-    """Walk the tree for ``tokens``, never matching the last one."""
     size = tree.block_size
     start = Endpoint(tree.root, 0, 0, 0)
     if not access.read:

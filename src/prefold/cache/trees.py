@@ -8,6 +8,7 @@ from dataclasses import replace
 from prefold.blocks.pool import BlockPool
 from prefold.blocks.table import TokenIds
 from prefold.cache.explain import MissKind, MissReason
+from prefold.cache.listing import CacheListing, ListingBounds, list_runs
 from prefold.errors import ConfigError
 from prefold.identity.block_key import ContentKey, root_content
 from prefold.identity.domain import Audience
@@ -73,6 +74,10 @@ class Trees:
     def holding(self, readers: Readers) -> PrefixTree:
         """Return the tree whose audience ``readers`` is."""
         return self._in_order[readers.tree_id]
+
+    def listing(self, bounds: ListingBounds) -> CacheListing:
+        """Return what they hold, as far as the bounds go. Changes nothing."""
+        return list_runs(self._in_order, bounds, self._clock())
 
     def roots(self) -> dict[PrefixTree, ContentKey]:
         """Return every tree with the content key that roots its chain."""

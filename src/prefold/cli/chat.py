@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from prefold.engine.prompt import check_text
 from prefold.errors import ConfigError, RequestError
 
 
@@ -83,6 +84,7 @@ class PromptWriter:
         return text
 
     def _encode(self, text: str, *, is_chat: bool) -> list[int]:
+        check_text(text)
         # A template writes its special tokens itself.
         return list(self._tokenizer.encode(text, add_special_tokens=not is_chat))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from prefold.cli.busy import busy_note
 from prefold.cli.console import Screen
 from prefold.cli.demo_row import Row, add_exactness
 from prefold.cli.demo_scenarios import Tour
@@ -46,8 +47,12 @@ def _tour(session: Session, screen: Screen) -> int:
     for line in session.facts.lines():
         screen.say(line)
     screen.say(
-        f"Loaded in {session.load_s:.1f} s. The tour takes a minute or two on two cores."
+        f"Loaded in {session.load_s:.1f} s. The tour takes two or three minutes on two "
+        "free cores."
     )
+    note = busy_note()
+    if note is not None:
+        screen.say(note)
     started_at = time.monotonic()
     with screen.step("Fitting texts to token counts"):
         tour = Tour(session, on_run=screen.advance)

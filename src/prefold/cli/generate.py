@@ -50,6 +50,8 @@ def run_generate(options: GenerateOptions) -> int:
 
 def _params(options: GenerateOptions) -> SamplingParams:
     sampling = options.sampling
+    if sampling.max_tokens == 0:
+        raise RequestError("max_tokens must be at least 1: with 0 there is no reply")
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -75,12 +77,15 @@ def _stream(
     request_id = engine.submit(prompt.token_ids, params)
     screen.begin(f"Reading {len(prompt.token_ids):,} tokens")
     ended: list[RequestOutput] = []
-    while not ended:
-        ended = [output for output in engine.step() if output.request_id == request_id]
-        for token in engine.take_new_tokens():
-            screen.write(token.text)
+    try:
+        while not ended:
+            ended = [output for output in engine.step() if output.request_id == request_id]
+            for token in engine.take_new_tokens():
+                screen.write(token.text)
+    finally:
+        # Also where it is interrupted: what is said next begins a line.
+        screen.write("\n")
     [output] = ended
-    screen.write("\n")
     if output.error is not None:
         raise CapacityError(output.error)
     return output

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -33,6 +34,10 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments``, or the program's own, name."""
+    for stream in (sys.stdout, sys.stderr):
+        # A reply may hold characters that a terminal's encoding lacks.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     interrupt = _Interrupt()
     previous = signal.signal(signal.SIGINT, interrupt)
     try:

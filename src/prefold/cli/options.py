@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class GenerateOptions:
 
     model: ModelOptions
     sampling: SamplingOptions
-    prompt: str
+    prompt: str = field(repr=False)
     chat: bool | None
-    system: str | None
+    system: str | None = field(repr=False)
     repeat: int
     as_json: bool
 

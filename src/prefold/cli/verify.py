@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prefold.cli.busy import busy_note
 from prefold.cli.console import Screen
 from prefold.cli.options import ModelOptions
 from prefold.cli.verify_options import VerifyOptions
@@ -23,6 +24,7 @@ from prefold.engine.verification_prompts import (
     stand_ins,
 )
 from prefold.engine.verification_tally import Difference, DifferenceKind
+from prefold.engine.verification_variants import VARIANTS
 from prefold.errors import InvalidInputError
 
 EXIT_NOT_IDENTICAL = 1
@@ -58,10 +60,15 @@ def run_verify(options: VerifyOptions) -> int:
                 f"max_model_len {assembly.config.limits.max_model_len} leaves no room for "
                 "a prompt to verify; raise it"
             )
-        screen.say(f"Verifying {assembly.source} with {len(prompts)} prompts.")
+        screen.print_line(f"Model: {assembly.source}")
+        screen.say(_describe_prompts(len(prompts), lines))
+        detail = assembly.exactness.detail
         screen.say(
-            f"Attention: {assembly.numerics.attention}. {assembly.exactness.detail}."
+            f"Attention: {assembly.numerics.attention}. {detail[:1].upper()}{detail[1:]}."
         )
+        note = busy_note()
+        if note is not None:
+            screen.say(note)
         report = verify(
             subject_of(assembly),
             prompts,
@@ -82,7 +89,8 @@ class _Steps:
 
     def __call__(self, variant: str, num_runs: int) -> None:
         if num_runs == 0:
-            self._screen.begin(f"Running {variant}")
+            place = list(VARIANTS).index(variant) + 1
+            self._screen.begin(f"Running {variant} ({place} of {len(VARIANTS)})")
 
 
 def _settings(options: ModelOptions) -> ModelSettings:
@@ -107,6 +115,18 @@ def _prompts(
         return built_in_prompts(limits, block_size)
     own = encode_prompts(lines, assembly.loaded.tokenizer, limits)
     return [*own, *stand_ins(limits, block_size)]
+
+
+def _describe_prompts(num_prompts: int, lines: Sequence[PromptLine] | None) -> str:
+    if lines is not None:
+        return (
+            f"{len(lines)} prompts of the file, and {num_prompts - len(lines)} more for "
+            "what they cannot show."
+        )
+    return (
+        f"{num_prompts} prompts, {len(VARIANTS)} variants: about a minute for the demo "
+        "model on two free cores, and more with --full."
+    )
 
 
 def _show(report: VerificationReport, screen: Screen) -> None:

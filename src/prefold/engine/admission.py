@@ -9,6 +9,7 @@ from prefold.cache import Lease, Lookup, PrefixCache
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
 from prefold.engine.sequence import Sequence
+from prefold.engine.sidecar import Sidecar
 from prefold.engine.waiting import STALLED_STEPS, find_wait
 from prefold.errors import CapacityError, OutOfBlocksError, QueueFullError, RequestError
 
@@ -70,27 +71,30 @@ class Admission:
         owners: The running sequences by lease; kept up to date by the scheduler.
     """
 
-    __slots__ = ("_cache", "_counters", "_owners")
+    __slots__ = ("_cache", "_counters", "_owners", "_sidecar")
 
     def __init__(
         self,
         cache: PrefixCache,
         owners: Mapping[Lease, Sequence],
         counters: EngineCounters,
+        sidecar: Sidecar,
     ) -> None:
         self._cache = cache
+        self._sidecar = sidecar
         self._owners = owners
         self._counters = counters
 
     def must_wait(self, sequence: Sequence, step: int) -> bool:
         """Decide anew whether it leaves its prefix to a running sequence for now."""
+        self._recall(sequence)
         wait = find_wait(
             self._lookup(sequence),
             sequence.num_tokens,
             self._cache.block_size,
             sequence.wait,
         )
-        if wait is not None and self._is_stalled(wait.owner, step):
+        if wait is not None and not self._is_worth_it(sequence, wait.owner, step):
             wait = None
         if wait is not None and sequence.wait is None:
             self._counters.num_waits += 1
@@ -111,6 +115,7 @@ class Admission:
             num_held: Tokens that it must have blocks for, at least.
         """
         cache = self._cache
+        self._recall(sequence)
         lookup = self._lookup(sequence)
         num_missing = sequence.num_tokens - lookup.num_hit_tokens
         num_tokens = min(max_tokens, num_missing)
@@ -123,7 +128,11 @@ class Admission:
             return None
         tokens = sequence.tokens
         lease = cache.acquire(
-            sequence.fingerprint, sequence.options.domain, tokens, access=sequence.access
+            sequence.fingerprint,
+            sequence.options.domain,
+            tokens,
+            access=sequence.access,
+            limit=sequence.hit_limit,
         )
         if not self._try_reserve(lease, end, num_spare):
             # The pending copy was not carried out, so only the matched blocks count.
@@ -137,7 +146,7 @@ class Admission:
         sequence.num_computed = lease.num_matched_tokens
         sequence.is_started = False
         sequence.lookup = None
-        sequence.lookup_version = -1
+        sequence.lookup_version = None
         sequence.wait = None
         if sequence.miss is None:
             sequence.miss = lease.miss
@@ -158,7 +167,7 @@ class Admission:
 
     def _lookup(self, sequence: Sequence) -> Lookup:
         """Return what its tokens would hit; looked up again only if that can differ."""
-        version = self._cache.version(sequence.fingerprint)
+        version = (self._cache.version(sequence.fingerprint), sequence.hit_limit)
         lookup = sequence.lookup
         if lookup is None or sequence.lookup_version != version:
             lookup = self._cache.lookup(
@@ -166,11 +175,29 @@ class Admission:
                 sequence.options.domain,
                 sequence.tokens,
                 access=sequence.access,
+                limit=sequence.hit_limit,
             )
             sequence.lookup = lookup
             sequence.lookup_version = version
         return lookup
 
-    def _is_stalled(self, owner: Lease, step: int) -> bool:
+    def _recall(self, sequence: Sequence) -> None:
+        """Take over the log-probabilities that are kept with what it would hit."""
+        known = sequence.prompt_logprobs
+        if known is None or known.is_complete:
+            return
+        found = self._cache.find_blocks(
+            sequence.fingerprint,
+            sequence.options.domain,
+            sequence.tokens,
+            access=sequence.access,
+        )
+        self._sidecar.recall(known, found)
+
+    def _is_worth_it(self, sequence: Sequence, owner: Lease, step: int) -> bool:
+        """Say whether waiting for ``owner`` will give the sequence what it needs."""
         running = self._owners.get(owner)
-        return running is None or step - running.last_step > STALLED_STEPS
+        if running is None or step - running.last_step > STALLED_STEPS:
+            return False
+        # Who does not compute log-probabilities leaves none behind.
+        return sequence.hit_limit is None or running.prompt_logprobs is not None

@@ -17,7 +17,12 @@ from prefold.engine.digest_memory import DigestMemory
 from prefold.engine.fingerprinting import KvFormat, build_fingerprint
 from prefold.engine.free_memory import DEFAULT_SHARE, free_memory_bytes
 from prefold.engine.kv_store import KvStore
-from prefold.engine.loading import LoadedModel, LoadOptions, load_model
+from prefold.engine.loading import (
+    LoadedModel,
+    LoadOptions,
+    check_model_name,
+    load_model,
+)
 from prefold.engine.model_runner import ModelRunner
 from prefold.engine.numerics import Numerics, read_numerics
 from prefold.engine.parts import EngineParts
@@ -25,10 +30,14 @@ from prefold.engine.row_probe import Exactness, probe_rows
 from prefold.engine.sampler import Sampler
 from prefold.engine.self_check import CheckMemory, ensure_checked
 from prefold.engine.user_dirs import state_dir
-from prefold.engine.weights_digest import digest_weights, find_weight_files
+from prefold.engine.weights_digest import digest_weights, find_weight_files, stamp_weights
 from prefold.errors import ConfigError
 from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret, default_secret_path
+
+#: Threads beyond these only wait for each other.
+_THREADS_PER_CORE = 4
+_MIN_THREAD_LIMIT = 8
 
 _DTYPES = {
     "float32": torch.float32,
@@ -53,6 +62,9 @@ class ModelSettings:
         device: Such as ``"cpu"`` or ``"cuda"``.
         position_offset: Added to every position.
         rehash: Read the weights again instead of trusting a remembered digest.
+
+    Raises:
+        ConfigError: A value has another type.
     """
 
     cache_memory: str | int | None = None
@@ -65,6 +77,17 @@ class ModelSettings:
     device: str = "cpu"
     position_offset: int = 0
     rehash: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("cache_blocks", "max_model_len", "num_threads"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name))
+        for name in ("block_size", "position_offset"):
+            _check_whole(name, getattr(self, name))
+        for name in ("dtype", "device"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} must be a text, got a {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +149,28 @@ def assemble(
     progress = progress or Silence()
     options = _load_options(settings)
     kv_dtype = _kv_dtype(settings)
+    _check_memory(settings)
     if source is None:
         source = ensure_demo_model(progress)
     name = os.fspath(source)
+    check_model_name(name)
+    try:
+        return _assemble(name, settings, options, kv_dtype, progress)
+    except MemoryError as error:
+        raise ConfigError(
+            "there is not enough memory for the model and its KV; lower cache_memory or "
+            "cache_blocks, or take a smaller model"
+        ) from error
+
+
+def _assemble(
+    name: str,
+    settings: ModelSettings,
+    options: LoadOptions,
+    kv_dtype: torch.dtype,
+    progress: SetupProgress,
+) -> Assembly:
+    stamps = stamp_weights(Path(name))
     progress.begin("Loading the model", _weight_bytes(Path(name)))
     loaded = load_model(name, options)
     layout = loaded.layout(settings.block_size, kv_dtype)
@@ -137,6 +179,11 @@ def assemble(
     exactness = probe_rows(loaded)
     numerics = read_numerics(loaded, row_multiple=exactness.row_multiple)
     fingerprint = _make_fingerprint(name, loaded, settings, numerics, progress)
+    if stamp_weights(Path(name)) != stamps:
+        raise ConfigError(
+            f"the weights in {name} changed while they were loaded; try again when they "
+            "are complete"
+        )
     progress.begin("Checking the attention against the model's own", None)
     ensure_checked(
         loaded, fingerprint.digest(), CheckMemory(state_dir() / "self_checks.json")
@@ -186,10 +233,9 @@ def resolve_num_blocks(
         ConfigError: Both sizes are given, or there is not room for one block, or more is
             asked for than is free.
     """
+    _check_memory(settings)
     free_bytes = free_memory_bytes(device)
     if settings.cache_blocks is not None:
-        if settings.cache_memory is not None:
-            raise ConfigError("give cache_memory or cache_blocks, not both")
         num_blocks = settings.cache_blocks
     elif settings.cache_memory is not None:
         num_blocks = parse_memory(settings.cache_memory) // layout.block_bytes
@@ -212,6 +258,29 @@ def resolve_num_blocks(
     return num_blocks
 
 
+def _check_whole(name: str, value: object) -> None:
+    # A bool is an int to Python, and never meant as one here.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, got a {type(value).__name__}")
+
+
+def _check_memory(settings: ModelSettings) -> None:
+    """Refuse before the model is loaded what needs no model to be seen."""
+    if settings.cache_memory is None:
+        return
+    if settings.cache_blocks is not None:
+        raise ConfigError("give cache_memory or cache_blocks, not both")
+    parse_memory(settings.cache_memory)
+
+
+def _check_threads(num_threads: int | None) -> None:
+    limit = max(_MIN_THREAD_LIMIT, _THREADS_PER_CORE * (os.cpu_count() or 1))
+    if num_threads is not None and not 1 <= num_threads <= limit:
+        raise ConfigError(
+            f"num_threads must be from 1 to {limit} on this machine, got {num_threads}"
+        )
+
+
 def _load_options(settings: ModelSettings) -> LoadOptions:
     try:
         device = torch.device(settings.device)
@@ -221,6 +290,7 @@ def _load_options(settings: ModelSettings) -> LoadOptions:
         raise ConfigError(f"device must be 'cpu' or 'cuda', got {settings.device!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device that torch can use; try device='cpu'")
+    _check_threads(settings.num_threads)
     return LoadOptions(
         dtype=_dtype("dtype", settings.dtype),
         device=device,
@@ -253,7 +323,8 @@ def _weight_bytes(directory: Path) -> int | None:
     """Return the size of a local model's weights; None if there is no such directory."""
     if not directory.is_dir():
         return None
-    return sum(p.stat().st_size for p in find_weight_files(directory) if p.is_file())
+    sizes = (p.stat().st_size for p in find_weight_files(directory) if p.is_file())
+    return sum(sizes) or None
 
 
 def _make_fingerprint(

@@ -33,7 +33,7 @@ from prefold.engine.attention_plan import (
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvPlane, KvStore, RowGeometry
 from prefold.engine.thread_share import ScratchBuffers, even_length
-from prefold.errors import InvariantError
+from prefold.errors import InvariantError, UnusableStepError
 
 #: The name under which transformers finds ``attend_to_site``.
 ATTENTION_NAME = "prefold"
@@ -157,6 +157,7 @@ class PagedAttention:
         "_scratch",
         "_slices",
         "_store",
+        "_usable_rows",
         "_write_slots",
     )
 
@@ -182,9 +183,26 @@ class PagedAttention:
         self._write_slots = torch.from_numpy(slots).to(store.device)
         # Layers mostly share a window and a geometry; each is worked out once a step.
         self._reads: dict[int | None, tuple[KeyRead, ...]] = {}
+        self._usable_rows: torch.Tensor | None = None
         self._scratch = ScratchBuffers()
         self._kernel = GroupKernel(self._scratch)
         self._rows: dict[tuple[int, RowGeometry], torch.Tensor] = {}
+
+    def check_usable(self) -> None:
+        """Refuse KV that is not numbers, when all layers have been written.
+
+        Raises:
+            UnusableStepError: Naming the slices that it belongs to.
+        """
+        if self._usable_rows is None or bool(self._usable_rows.all()):
+            return
+        rows = torch.split(
+            self._usable_rows[: sum(piece.num_tokens for piece in self._slices)],
+            [piece.num_tokens for piece in self._slices],
+        )
+        indices = tuple(i for i, each in enumerate(rows) if not bool(each.all()))
+        if indices:
+            raise UnusableStepError(indices)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the call's keys and values, then attend to everything its rows see."""
@@ -194,6 +212,10 @@ class PagedAttention:
             plane.rows.index_copy_(
                 0, index, new[0].transpose(0, 1).reshape(-1, plane.rows.shape[1])
             )
+        if call.layer == len(self._store.layout.layers) - 1:
+            # A token's NaN in one layer is in all later ones, so the last one tells.
+            sums = [new[0].float().sum(dim=(0, 2)) for new in (call.key, call.value)]
+            self._usable_rows = torch.isfinite(sums[0]) & torch.isfinite(sums[1])
         heads, num_rows = call.query.shape[1:3]
         groups = heads // keys.geometry.num_heads
         # Scores end up in base 2; a soft cap comes in between, so it brings the factor.

@@ -9,7 +9,7 @@ copy has filled may be written behind the copied part, within one plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -28,7 +28,7 @@ class SequenceSlice:
         num_logits: For how many of the last tokens the logits are wanted.
     """
 
-    token_ids: TokenIds
+    token_ids: TokenIds = field(repr=False)
     start: int
     block_ids: BlockIds
     num_logits: int
@@ -58,6 +58,10 @@ class Runner(Protocol):
         """Carry out a plan; return logits, float32 ``[sum of num_logits, vocab]``.
 
         Rows come in the order of the slices and, within one, of its tokens.
+
+        Raises:
+            UnusableStepError: The KV of some slices is not numbers. The others can be
+                computed again.
         """
         ...
 

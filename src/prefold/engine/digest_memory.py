@@ -101,7 +101,7 @@ class DigestMemory:
         entries = {
             stamp: value
             for stamp, value in self._read().items()
-            if stamp.path not in replaced and Path(stamp.path).exists()
+            if stamp.path not in replaced and os.path.exists(stamp.path)  # noqa: PTH110 -- never raises
         }
         entries.update(digests)
         newest = list(entries.items())[-_MAX_FILES:]
@@ -110,7 +110,7 @@ class DigestMemory:
             "files": [asdict(stamp) | {"digest": value.hex()} for stamp, value in newest],
         }
         try:
-            _replace(self._path, json.dumps(document, indent=1).encode())
+            replace_file(self._path, json.dumps(document, indent=1).encode())
         except OSError as exc:
             _LOG.warning("cannot remember digests in %s: %s", self._path, exc.strerror)
 
@@ -164,7 +164,7 @@ def _number(value: object) -> int:
     return value
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write the file so that a reader meets the old one or the new one, complete."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

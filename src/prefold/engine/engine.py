@@ -20,11 +20,11 @@ from prefold.engine.admission import check_capacity, check_queue, check_running
 from prefold.engine.assembly import ModelSettings, assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
-from prefold.engine.detokenizer import Detokenizer
+from prefold.engine.intake import Intake, request_id_of
+from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
-from prefold.engine.prompt import Prompt, encode_prompt
-from prefold.engine.reply import Reply
+from prefold.engine.prompt import Prompt, check_types, encode_prompt
 from prefold.engine.request import (
     FinishReason,
     RequestId,
@@ -32,8 +32,8 @@ from prefold.engine.request import (
     SamplingParams,
 )
 from prefold.engine.scheduler import Scheduler
-from prefold.engine.sequence import Sequence as TokenSequence
 from prefold.engine.sequence import SequenceState
+from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
 from prefold.errors import (
     CapacityError,
@@ -57,16 +57,24 @@ class Engine:
     exactly the sequences that the scheduler has.
     """
 
-    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        config: EngineConfig,
+        observer: EngineObserver | None = None,
+    ) -> None:
         self.cache = parts.cache
         self.config = config
         self.counters = EngineCounters()
-        self._parts = parts
-        self._scheduler = Scheduler(parts.cache, config.scheduler, self.counters)
-        self._detokenizer = (
-            None if parts.tokenizer is None else Detokenizer(parts.tokenizer)
+        self.parts = parts
+        self._sidecar = Sidecar(parts.cache, config.limits.vocab_size)
+        self._scheduler = Scheduler(
+            parts.cache, config.scheduler, self.counters, self._sidecar
         )
-        self._stepper = Stepper(parts, self._scheduler, self.counters)
+        self._intake = Intake(parts, config.limits, self._sidecar.width)
+        self._stepper = Stepper(
+            parts, self._scheduler, self.counters, self._sidecar, observer or NoObserver()
+        )
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
         self._num_arrivals = 0
@@ -125,8 +133,7 @@ class Engine:
             QueueFullError: Too many are waiting already.
             EngineStoppedError: The engine was closed.
         """
-        token_ids = self._encode(prompt)
-        return self._submit(token_ids, params, options, has_reply=True)
+        return self._submit(self._encode(prompt), params, options, has_reply=True)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now; return whether it was still open.
@@ -154,23 +161,27 @@ class Engine:
         if num_forks < 1:
             raise RequestError(f"num_forks must be at least 1, got {num_forks}")
         parent = reply.sequence
-        self._check_room_for(parent, num_forks)
+        scheduler, config = self._scheduler, self.config.scheduler
+        if parent.state is SequenceState.RUNNING:
+            check_running(len(scheduler.running), num_forks, config)
+        else:
+            check_queue(len(scheduler.queue), num_forks, config)
         twins = []
         for _ in range(num_forks):
             arrival = self._next_arrival()
-            twins.append(parent.branch(_id_of(arrival), arrival))
+            twins.append(parent.branch(request_id_of(arrival), arrival))
         try:
-            self._scheduler.branch(parent, twins, self._parts.runner.copy_blocks)
+            scheduler.branch(parent, twins, self.parts.runner.copy_blocks)
         except OutOfBlocksError as error:
             raise CapacityError(
                 f"{num_forks} forks need {error.num_needed} blocks of cache memory, of "
                 f"which {error.num_available} are free; try again when other requests "
                 "have ended"
             ) from error
-        now = self._parts.clock()
-        for index, twin in enumerate(twins):
-            self._replies[twin.request_id] = reply.fork(twin, index, now)
-        return [twin.request_id for twin in twins]
+        now = self.parts.clock()
+        forks = {t.request_id: reply.fork(t, i, now) for i, t in enumerate(twins)}
+        self._replies.update(forks)
+        return list(forks)
 
     # -- steps ---------------------------------------------------------------------
 
@@ -219,8 +230,8 @@ class Engine:
     ) -> list[RequestOutput]:
         """Run prompts together to their end; return the outputs in their order.
 
-        If anything interrupts it, none of them stays behind. Outputs of other requests
-        that end meanwhile come from the next ``step``.
+        If anything interrupts it, none of them stays behind, or the engine refuses all
+        further calls. Outputs of other requests come from the next ``step``.
 
         Raises:
             RequestError: A prompt can never be served, or there are as many ``params``
@@ -253,8 +264,7 @@ class Engine:
             raise RequestError("warm takes a list of prompts; put the text in a list")
         encoded = [self._encode(prompt) for prompt in prompts]
         jobs = [(token_ids, _GREEDY) for token_ids in encoded]
-        outputs = self._run_together(jobs, options, has_reply=False)
-        for output in outputs:
+        for output in self._run_together(jobs, options, has_reply=False):
             if output.error is not None:
                 raise CapacityError(output.error)
         return [
@@ -268,7 +278,7 @@ class Engine:
             RequestError: The prompt could not be served.
         """
         return self.cache.lookup(
-            self._parts.fingerprint,
+            self.parts.fingerprint,
             options.domain,
             self._encode(prompt),
             access=options.access,
@@ -276,14 +286,16 @@ class Engine:
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
-        for request_id in list(self._replies):
-            self.abort(request_id)
+        if not self._stepper.is_broken:
+            for request_id in list(self._replies):
+                self.abort(request_id)
         self._outbox.take()
         self._is_closed = True
 
     def check_invariants(self) -> None:
         """Raise ``InvariantError`` if requests, sequences, leases and blocks disagree."""
         self._scheduler.check_invariants()
+        self._sidecar.check_invariants()
         known = {reply.sequence for reply in self._replies.values()}
         held = {*self._scheduler.running, *self._scheduler.queue.sequences()}
         if known != held:
@@ -292,7 +304,7 @@ class Engine:
     # -- inside --------------------------------------------------------------------
 
     def _encode(self, prompt: Prompt) -> TokenIds:
-        return encode_prompt(prompt, self._parts.tokenizer, self.config.limits)
+        return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
 
     def _submit(
         self,
@@ -303,46 +315,30 @@ class Engine:
         has_reply: bool,
     ) -> RequestId:
         self._check_open()
+        check_types(params, options)
         room = self.config.limits.max_model_len - len(token_ids)
         max_tokens = min(params.max_tokens, room) if has_reply else 0
         check_capacity(self.cache, len(token_ids), max_tokens)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
-        sampler_state = self._parts.sampler.start(
-            params, token_ids, fallback_seed=self._parts.entropy()
-        )
         arrival = self._next_arrival()
-        sequence = TokenSequence(
-            _id_of(arrival),
-            arrival,
-            token_ids,
-            max_tokens=max_tokens,
-            fingerprint=self._parts.fingerprint,
-            options=options,
+        reply = self._intake.open(
+            arrival, token_ids, params, max_tokens=max_tokens, options=options
         )
-        stop_ids = frozenset(params.stop_token_ids)
-        text = None if self._detokenizer is None else self._detokenizer.start(stop_ids)
-        if not params.ignore_eos:
-            stop_ids |= self.config.limits.eos_token_ids
-        self._replies[sequence.request_id] = Reply(
-            sequence, sampler_state, text, stop_ids=stop_ids, now=self._parts.clock()
-        )
-        self._scheduler.add(sequence)
-        return sequence.request_id
+        request_id = reply.sequence.request_id
+        with self._stepper.unbroken():
+            self._scheduler.add(reply.sequence)
+            self._replies[request_id] = reply
+        return request_id
 
     def _next_arrival(self) -> int:
         self._num_arrivals += 1
         return self._num_arrivals
 
     def _check_open(self) -> None:
+        if self._stepper.is_broken:
+            raise EngineStoppedError("the engine was cut off in mid-step; make a new one")
         if self._is_closed:
             raise EngineStoppedError("the engine was closed")
-
-    def _check_room_for(self, parent: TokenSequence, num_forks: int) -> None:
-        scheduler, config = self._scheduler, self.config.scheduler
-        if parent.state is SequenceState.RUNNING:
-            check_running(len(scheduler.running), num_forks, config)
-        else:
-            check_queue(len(scheduler.queue), num_forks, config)
 
     def _run_together(
         self,
@@ -383,10 +379,8 @@ class Engine:
 
     def _drop(self, request_ids: list[RequestId]) -> None:
         """Abort requests without handing out their outputs."""
+        if self._stepper.is_broken:
+            return
         for request_id in request_ids:
             self.abort(request_id)
         self._outbox.drop(set(request_ids))
-
-
-def _id_of(arrival: int) -> RequestId:
-    return RequestId(f"request-{arrival}")

@@ -101,7 +101,8 @@ def record_attention(model: PreTrainedModel) -> AttentionFacts:
     site = RecordingSite()
     device = next(model.parameters()).device
     tokens = torch.zeros(1, _RECORDED_ROWS, dtype=torch.long, device=device)
-    positions = torch.arange(_RECORDED_ROWS, device=device)[None]
+    # Position 0 is one that every model is served with.
+    positions = torch.zeros_like(tokens)
     try:
         model(
             input_ids=tokens, position_ids=positions, use_cache=False, attention_site=site

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -165,10 +166,15 @@ def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu":
             return torch.zeros(size, dtype=dtype, device=device)
         # torch writes the zeros it gives, which takes seconds for gigabytes; fresh pages
-        # are zero anyway. Large ones are taken and found faster.
-        pages = mmap.mmap(-1, size * dtype.itemsize)
+        # are zero anyway. Private ones: a forked process must not write into these.
+        pages = mmap.mmap(
+            -1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
+            # Large pages are taken and found faster. Only advice: not every kernel has
+            # them.
+            with suppress(OSError):
+                pages.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(pages, dtype=dtype)
     except (RuntimeError, OSError, OverflowError) as error:
         raise MemoryError(f"no {size * dtype.itemsize} bytes for KV") from error

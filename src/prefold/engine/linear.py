@@ -1,9 +1,9 @@
 """Linear layers: weights times rows where rows are few, rows times weights where many.
 
-Both are the same sums in the same order, so both give the same bits; the row probe holds
-them against each other at start. They differ in time only: the matrix library splits a
-product among its threads by the rows of the left factor, and a step of a few tokens has
-hardly any to split::
+With most shapes and few threads both are the same sums in the same order and differ in
+time only; the row probe holds them against each other at start, and where a bit differs
+all layers go back to the plain order. The matrix library splits a product among its
+threads by the rows of the left factor, and a step of a few tokens has hardly any::
 
     rows x weights^T   16 x 576 x 1536     few rows on the left: slow
     weights x rows^T   1536 x 576 x 16     many: a third less time, then turned round
@@ -14,8 +14,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-#: The name of this implementation in the numerics.
-IMPLEMENTATION = "torch-turned"
+#: The names of both orders in the numerics.
+TURNED = "torch-turned"
+PLAIN = "torch"
 
 #: From more rows on, turning the result round costs more than is saved.
 FEW_ROWS = 128
@@ -31,11 +32,12 @@ class TurnedLinear(nn.Linear):
         super().__init__(inner.in_features, inner.out_features, bias=False, device="meta")
         self.weight = inner.weight
         self.bias = inner.bias
+        self.few_rows = FEW_ROWS
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out_features]`` for ``[..., in_features]``, without gaps."""
         rows = states.reshape(-1, self.in_features)
-        if len(rows) <= FEW_ROWS:
+        if len(rows) <= self.few_rows:
             result = torch.mm(self.weight, rows.t()).t().contiguous()
         else:
             result = torch.mm(rows, self.weight.t())
@@ -58,3 +60,17 @@ def replace_linears(model: nn.Module) -> int:
                 turned = replaced.setdefault(id(child), TurnedLinear(child))
                 parent.register_module(name, turned)
     return len(replaced)
+
+
+def turn_back(model: nn.Module) -> bool:
+    """Let all layers multiply in the plain order; return whether any did not before."""
+    turned = [m for m in model.modules() if isinstance(m, TurnedLinear) and m.few_rows]
+    for layer in turned:
+        layer.few_rows = 0
+    return bool(turned)
+
+
+def order_of(model: nn.Module) -> str:
+    """Return the name of the order in which a model's layers multiply."""
+    is_turned = any(isinstance(m, TurnedLinear) and m.few_rows for m in model.modules())
+    return TURNED if is_turned else PLAIN

@@ -34,6 +34,8 @@ from prefold.engine.linear import replace_linears
 from prefold.engine.rotary import fix_rotary
 from prefold.errors import ConfigError
 
+_MAX_NAME_LENGTH = 1024
+
 #: What reading foreign files raises: missing, damaged, of another shape, not trusted.
 _READ_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 
@@ -100,6 +102,18 @@ class LoadedModel:
         )
 
 
+def check_model_name(name: str) -> None:
+    """Refuse what can be neither a directory nor a hub id.
+
+    Raises:
+        ConfigError: It is empty, too long, or has a zero byte in it.
+    """
+    if not name:
+        raise ConfigError("the model's name is empty; give a directory or a hub id")
+    if len(name) > _MAX_NAME_LENGTH or "\0" in name:
+        raise ConfigError("the model's name is neither a path nor a hub id")
+
+
 def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedModel:
     """Load the model in a directory, or the one a hub id names.
 
@@ -108,6 +122,7 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
             options cannot be served; one sentence.
     """
     source = os.fspath(name)
+    check_model_name(source)
     is_local = Path(source).is_dir()
     if not is_local and (Path(source).exists() or source.startswith((".", "/", "~"))):
         raise ConfigError(f"{source} is not a directory with a model")

@@ -63,7 +63,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        """Carry out a plan; return logits, float32 ``[sum of num_logits, vocab]``."""
+        """Carry out a plan; return logits, float32 ``[sum of num_logits, vocab]``.
+
+        Raises:
+            UnusableStepError: Some of the KV it wrote is not numbers.
+        """
         self._store.copy_blocks(plan.copies)
         num_tokens = sum(piece.num_tokens for piece in plan.slices)
         num_rows = _padded(num_tokens, self._row_multiple)
@@ -92,6 +96,7 @@ class ModelRunner:
             logits_to_keep=torch.from_numpy(head_rows).to(device),
             attention_site=attention,
         )
+        attention.check_usable()
         logits: torch.Tensor = output.logits
         return logits[0, : len(logit_rows)].float()
 

@@ -61,7 +61,7 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
     return Numerics(
         attention=attention.IMPLEMENTATION,
         partition_tokens=PARTITION,
-        linear=linear.IMPLEMENTATION if is_cpu else "torch",
+        linear=linear.order_of(loaded.model),
         activation=activations.IMPLEMENTATION if is_cpu else "torch",
         experts=EXPERTS_NAME,
         device=loaded.device.type if is_cpu else torch.cuda.get_device_name(loaded.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from prefold.engine.logprobs import TokenLogprob
 from prefold.engine.request import RequestId, RequestOutput
 
 
@@ -15,6 +16,7 @@ class NewToken:
     request_id: RequestId
     token_id: int = field(repr=False)
     text: str = field(repr=False)
+    logprob: TokenLogprob | None = field(default=None, repr=False)
 
 
 class Outbox:
@@ -33,8 +35,8 @@ class Outbox:
     def add(self, output: RequestOutput) -> None:
         self._outputs.append(output)
 
-    def add_token(self, request_id: RequestId, token_id: int, text: str) -> None:
-        self._tokens.append(NewToken(request_id=request_id, token_id=token_id, text=text))
+    def add_token(self, token: NewToken) -> None:
+        self._tokens.append(token)
 
     def take(self) -> list[RequestOutput]:
         """Return all outputs and forget them."""

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
-from prefold.engine.config import ModelLimits
+from prefold.engine.config import ModelLimits, RequestOptions
+from prefold.engine.request import SamplingParams
 from prefold.errors import RequestError
 
 #: Text, or token ids.
@@ -36,6 +37,7 @@ def encode_prompt(
     if isinstance(prompt, str):
         if encoder is None:
             raise RequestError("without a tokenizer, prompts are lists of token ids")
+        check_text(prompt)
         token_ids = np.array(encoder.encode(prompt), dtype=TOKEN_DTYPE)
     else:
         token_ids = _from_ids(prompt)
@@ -56,6 +58,34 @@ def encode_prompt(
             f"the vocabulary of {limits.vocab_size}"
         )
     return token_ids
+
+
+def check_types(params: object, options: object) -> None:
+    """Refuse what is neither sampling parameters nor options.
+
+    Raises:
+        RequestError: Naming the type that is needed.
+    """
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params must be SamplingParams, got a {type(params).__name__}")
+    if not isinstance(options, RequestOptions):
+        raise RequestError(
+            f"options must be RequestOptions, got a {type(options).__name__}"
+        )
+
+
+def check_text(text: str) -> None:
+    """Refuse a text that is not Unicode, such as one made of bytes that are not UTF-8.
+
+    Raises:
+        RequestError: It cannot be encoded.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"character {error.start} of the prompt is not valid Unicode; send UTF-8"
+        ) from None
 
 
 def _from_ids(prompt: Sequence[int] | npt.NDArray[np.integer]) -> TokenIds:

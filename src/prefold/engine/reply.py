@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from prefold.engine.detokenizer import TextStream
+from prefold.engine.logprobs import TokenLogprob, measure_rows, to_logprobs
+from prefold.engine.outbox import NewToken
 from prefold.engine.request import (
     FinishReason,
     RequestOutput,
@@ -14,6 +16,7 @@ from prefold.engine.request import (
 )
 from prefold.engine.sampler import SamplerState
 from prefold.engine.sequence import Sequence
+from prefold.engine.stop_text import StopText
 
 
 class Reply:
@@ -28,7 +31,9 @@ class Reply:
         "_first_token_at",
         "_last_token_at",
         "_logits",
+        "_logprobs",
         "_num_given_tokens",
+        "_stop_text",
         "_submitted_at",
         "_text",
         "admitted_at",
@@ -53,6 +58,8 @@ class Reply:
         self.stop_ids = stop_ids
         self.admitted_at: float | None = None
         self._text = text
+        self._stop_text = StopText(self.params.stop)
+        self._logprobs: list[TokenLogprob] = []
         self._logits: list[torch.Tensor] = []
         self._submitted_at = now
         self._first_token_at: float | None = None
@@ -60,8 +67,11 @@ class Reply:
         # Tokens that a fork has from its parent; they took it no time.
         self._num_given_tokens = 0
 
-    def add(self, token_id: int, logits: torch.Tensor, now: float) -> str:
-        """Take in a sampled token; return the text that is now certain."""
+    def add(self, token_id: int, logits: torch.Tensor, now: float) -> NewToken:
+        """Take in a sampled token; return it with the text that is now certain.
+
+        Where it is the last one, that is all text that was still held back.
+        """
         self.sequence.append(token_id)
         if self.params.return_logits:
             # A copy, so that the rest of the step's logits can go.
@@ -69,16 +79,39 @@ class Reply:
         if self._first_token_at is None:
             self._first_token_at = now
         self._last_token_at = now
-        return "" if self._text is None else self._text.push(token_id)
+        text = ""
+        if self._text is not None:
+            text = self._stop_text.push(self._text.push(token_id))
+        if self.finish_reason() is not None:
+            text += self.flush()
+        return NewToken(
+            request_id=self.sequence.request_id,
+            token_id=token_id,
+            text=text,
+            logprob=self._measure(token_id, logits),
+        )
 
     def flush(self) -> str:
         """Return the text that was still waiting for more tokens."""
-        return "" if self._text is None else self._text.finish()
+        if self._text is None:
+            return ""
+        return self._stop_text.push(self._text.finish()) + self._stop_text.finish()
+
+    def _measure(self, token_id: int, logits: torch.Tensor) -> TokenLogprob | None:
+        width = self.params.logprobs
+        if width is None:
+            return None
+        rows = measure_rows(logits[None], [token_id], width)
+        [logprob] = to_logprobs(rows, [token_id], width)
+        self._logprobs.append(logprob)
+        return logprob
 
     def finish_reason(self) -> FinishReason | None:
         """Return how the request has ended by itself, or None if it goes on."""
         sequence = self.sequence
         num_sampled = sequence.num_tokens - sequence.num_prompt_tokens
+        if self._stop_text.is_found:
+            return FinishReason.STOP
         if num_sampled and int(sequence.tokens[-1]) in self.stop_ids:
             return FinishReason.STOP
         if not sequence.wants_token and sequence.num_computed >= sequence.num_prompt_tokens:
@@ -94,7 +127,7 @@ class Reply:
         token_ids = tuple(sequence.tokens[prompt:].tolist())
         return RequestOutput(
             request_id=sequence.request_id,
-            text="" if self._text is None else self._text.text,
+            text=self._stop_text.text,
             token_ids=token_ids,
             usage=Usage(
                 prompt_tokens=prompt,
@@ -105,8 +138,16 @@ class Reply:
             finish_reason=reason,
             miss_reason=sequence.miss,
             logits=torch.stack(self._logits) if self._logits else None,
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs(),
             error=error,
         )
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        known, width = self.sequence.prompt_logprobs, self.params.prompt_logprobs
+        if known is None or width is None:
+            return None
+        return known.to_values(self.sequence.tokens, width)
 
     def fork(self, twin: Sequence, index: int, now: float) -> Reply:
         """Return the reply of fork number ``index``, whose sequence is ``twin``."""
@@ -114,6 +155,8 @@ class Reply:
         reply = Reply(
             twin, self.sampler_state.fork(index), text, stop_ids=self.stop_ids, now=now
         )
+        reply._stop_text = self._stop_text.fork()
+        reply._logprobs = list(self._logprobs)
         reply._logits = list(self._logits)
         reply._num_given_tokens = twin.num_tokens - twin.num_prompt_tokens
         return reply

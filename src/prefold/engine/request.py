@@ -13,12 +13,19 @@ from typing import NewType
 import torch
 
 from prefold.cache import MissReason
+from prefold.engine.logprobs import TokenLogprob
 from prefold.errors import RequestError
 
 RequestId = NewType("RequestId", str)
 
 _MAX_COUNT = 2**31 - 1
 _MAX_STOP_IDS = 1024
+_MAX_STOPS = 16
+_MAX_STOP_LENGTH = 1024
+_MAX_LOGPROBS = 20
+_MAX_PROMPT_LOGPROBS = 5
+_MAX_BIASES = 1024
+_MAX_BIAS = 100.0
 _MAX_TEMPERATURE = 100.0
 _MAX_PENALTY = 100.0
 _SEED_LIMIT = 2**63
@@ -29,7 +36,7 @@ class SamplingParams:
     """How a request's tokens are chosen, and when it ends.
 
     Attributes:
-        max_tokens: Tokens to produce at most, at least 1.
+        max_tokens: Tokens to produce at most; 0 computes the prompt and no reply.
         temperature: 0 takes the most likely token; up to 100.
         top_p: Keep the most likely tokens that together reach this probability.
         top_k: Keep this many of the most likely tokens; 0 keeps all.
@@ -39,7 +46,12 @@ class SamplingParams:
         seed: Equal seeds give equal replies; ``None`` takes a new one each time.
         stop_token_ids: End the reply besides the model's own end tokens, and are not
             part of its text.
+        stop: Texts before whose first occurrence the reply ends; at most 16.
         ignore_eos: Go on past the model's own end tokens.
+        logit_bias: Token ids and what is added to their logits, from -100 to 100.
+        logprobs: Report each token's log-probability and so many alternatives, from 0
+            to 20; of the model's own distribution, before bias, penalty and temperature.
+        prompt_logprobs: The same for the tokens of the prompt, from 0 to 5.
         return_logits: Keep the logits that each token was chosen from.
 
     Raises:
@@ -53,12 +65,16 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = field(default=(), repr=False)
+    stop: tuple[str, ...] = field(default=(), repr=False)
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     return_logits: bool = False
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, _MAX_COUNT)
+        _check_int("max_tokens", self.max_tokens, 0, _MAX_COUNT)
         _check_float("temperature", self.temperature, 0.0, _MAX_TEMPERATURE)
         _check_float("top_p", self.top_p, 0.0, 1.0, is_open=True)
         _check_int("top_k", self.top_k, 0, _MAX_COUNT)
@@ -69,6 +85,12 @@ class SamplingParams:
         if self.seed is not None:
             _check_int("seed", self.seed, -_SEED_LIMIT, _SEED_LIMIT - 1)
         _check_stop_ids(self.stop_token_ids)
+        _check_stops(self.stop)
+        _check_biases(self.logit_bias)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, _MAX_PROMPT_LOGPROBS)
         _check_flag("ignore_eos", self.ignore_eos)
         _check_flag("return_logits", self.return_logits)
 
@@ -127,6 +149,9 @@ class RequestOutput:
         token_ids: Every token produced, that one included.
         miss_reason: Why the prompt's cached prefix was not longer.
         logits: With ``return_logits``, float32 ``[len(token_ids), vocabulary]``.
+        logprobs: With ``logprobs``, one for each of ``token_ids``.
+        prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
+            far as it was computed; ``None`` for the first, which nothing precedes.
         error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
     """
 
@@ -140,6 +165,10 @@ class RequestOutput:
     miss_reason: MissReason | None = field(repr=False)
     # Tensors compare element by element, which is no answer to "equal?".
     logits: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = field(
+        default=None, repr=False
+    )
     error: str | None = None
 
 
@@ -184,6 +213,26 @@ def _check_stop_ids(value: object) -> None:
             raise RequestError(f"stop_token_ids[{index}] must be a whole number")
         if not 0 <= token_id <= _MAX_COUNT:
             raise RequestError(f"stop_token_ids[{index}] must be from 0 to {_MAX_COUNT}")
+
+
+def _check_stops(value: object) -> None:
+    if not isinstance(value, tuple) or len(value) > _MAX_STOPS:
+        raise RequestError(f"stop must be a tuple of at most {_MAX_STOPS} texts")
+    for index, text in enumerate(value):
+        if not isinstance(text, str) or not 1 <= len(text) <= _MAX_STOP_LENGTH:
+            raise RequestError(
+                f"stop[{index}] must be a text of 1 to {_MAX_STOP_LENGTH} characters"
+            )
+
+
+def _check_biases(value: object) -> None:
+    if not isinstance(value, tuple) or len(value) > _MAX_BIASES:
+        raise RequestError(f"logit_bias must be a tuple of at most {_MAX_BIASES} pairs")
+    for index, pair in enumerate(value):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise RequestError(f"logit_bias[{index}] must be a token id and a number")
+        _check_int(f"logit_bias[{index}][0]", pair[0], 0, _MAX_COUNT)
+        _check_float(f"logit_bias[{index}][1]", pair[1], -_MAX_BIAS, _MAX_BIAS)
 
 
 def _show(value: object) -> str:

@@ -5,7 +5,7 @@ row is worked on alone, in float64 and by one fixed order of operations. So a ro
 the same token whatever its neighbours are, and a seed gives the same reply whatever
 else is running::
 
-    logits -> repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
+    logits -> bias -> repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
 
 Among equal logits the lower token id counts as the more likely, everywhere.
 """
@@ -22,7 +22,7 @@ import torch
 from prefold.engine.request import SamplingParams
 from prefold.errors import RequestError
 
-_UNUSABLE = "the model returned logits that are not numbers, so no token can be chosen"
+UNUSABLE = "the model returned logits that are not numbers, so no token can be chosen"
 
 #: How many of the most likely tokens are sorted at first. Sorting a vocabulary of
 #: 50,000 takes longer than all the rest, and top-p seldom reaches this far.
@@ -68,7 +68,8 @@ class SamplerState:
     @property
     def is_greedy(self) -> bool:
         """Whether the unchanged logits' maximum is the answer."""
-        return self.params.temperature == 0.0 and self._seen is None
+        params = self.params
+        return params.temperature == 0.0 and self._seen is None and not params.logit_bias
 
     def fork(self, index: int) -> SamplerState:
         """Return the state of the fork with this number, from here on its own stream.
@@ -89,8 +90,12 @@ class SamplerState:
         if self._seen is not None:
             self._seen[token_id] = True
 
-    def penalise(self, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return ``logits`` with the repetition penalty; the argument is not changed."""
+    def adjust(self, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return ``logits`` with bias and penalty; the argument is not changed."""
+        if self.params.logit_bias:
+            logits = logits.copy()
+            for token_id, bias in self.params.logit_bias:
+                logits[token_id] += bias
         if self._seen is None:
             return logits
         penalty = self.params.repetition_penalty
@@ -128,7 +133,16 @@ class Sampler:
             params: The request's parameters.
             prompt: Its token ids, read only here; negative ones stand for no token.
             fallback_seed: Any integer, used where ``params`` names no seed.
+
+        Raises:
+            RequestError: A bias is for a token id outside the vocabulary.
         """
+        for index, (token_id, _) in enumerate(params.logit_bias):
+            if token_id >= self._vocab_size:
+                raise RequestError(
+                    f"the token id of logit_bias number {index} is outside the vocabulary "
+                    f"of {self._vocab_size}"
+                )
         seen: npt.NDArray[np.bool_] | None = None
         if params.repetition_penalty != 1.0:
             seen = np.zeros(self._vocab_size, dtype=np.bool_)
@@ -189,7 +203,7 @@ class Sampler:
         ]
 
 
-_FAILED = SampledRow(token_id=None, error=_UNUSABLE)
+_FAILED = SampledRow(token_id=None, error=UNUSABLE)
 
 
 def _record(token_id: int, state: SamplerState) -> SampledRow:
@@ -219,7 +233,7 @@ def _to_host(logits: torch.Tensor, rows: list[int]) -> npt.NDArray[np.float32]:
 def _choose(logits: npt.NDArray[np.float64], state: SamplerState) -> int:
     """Choose from one usable row."""
     params = state.params
-    logits = state.penalise(logits)
+    logits = state.adjust(logits)
     if params.temperature == 0.0:
         return int(logits.argmax())
     # Relative to the maximum first: dividing by a tiny temperature then gives 0 for

@@ -28,6 +28,7 @@ from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
 from prefold.engine.request_queue import RequestQueue
 from prefold.engine.sequence import Sequence, SequenceState
+from prefold.engine.sidecar import Sidecar
 from prefold.engine.step_draft import Advance, ScheduledStep, StepDraft
 from prefold.errors import InvariantError, OutOfBlocksError
 
@@ -60,14 +61,18 @@ class Scheduler:
     )
 
     def __init__(
-        self, cache: PrefixCache, config: SchedulerConfig, counters: EngineCounters
+        self,
+        cache: PrefixCache,
+        config: SchedulerConfig,
+        counters: EngineCounters,
+        sidecar: Sidecar,
     ) -> None:
         self._cache = cache
         self._config = config
         self._counters = counters
         self._num_plans = 0
         self._owners: dict[Lease, Sequence] = {}
-        self._admission = Admission(cache, self._owners, counters)
+        self._admission = Admission(cache, self._owners, counters, sidecar)
         # The new request that there was no room for: it is the next one, whoever else
         # has the turn, or a stream of smaller ones could pass it for ever.
         self._blocked: Sequence | None = None
@@ -183,7 +188,8 @@ class Scheduler:
             if draft.num_free_tokens == 0:
                 return
             if sequence.state is SequenceState.RUNNING:
-                self._adopt(sequence)
+                if sequence.hit_limit is None:
+                    self._adopt(sequence)
                 self._extend(draft, sequence)
 
     def _adopt(self, sequence: Sequence) -> None:

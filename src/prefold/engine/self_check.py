@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import torch
 
 from prefold.engine.attention import ATTENTION_NAME
 from prefold.engine.batch import SequenceSlice, StepPlan
+from prefold.engine.digest_memory import replace_file
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel
 from prefold.engine.model_runner import ModelRunner
-from prefold.errors import ConfigError
+from prefold.errors import ConfigError, UnusableStepError
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ _LENGTHS = (43, 24)
 _FIRST_CHUNK = (20, 11)
 
 _BLOCK_SIZE = 16
+
+_MAX_PASSED = 100
+_MAX_BYTES = 100_000
 
 #: Allowed difference, as a share of the largest logit (at least of 1).
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -49,10 +54,7 @@ class CheckMemory:
         """Remember a fingerprint; a file that cannot be written does no harm."""
         passed = [*self._read(), fingerprint.hex()]
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps(passed[-100:]), encoding="utf-8")
-            partial.replace(self._path)
+            replace_file(self._path, json.dumps(passed[-_MAX_PASSED:]).encode())
         except OSError as exc:
             _LOG.warning(
                 "cannot remember the self-check in %s: %s", self._path, exc.strerror
@@ -60,10 +62,13 @@ class CheckMemory:
 
     def _read(self) -> list[str]:
         try:
-            passed = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            with self._path.open("rb") as file:
+                passed = json.loads(file.read(_MAX_BYTES))
+        except (OSError, ValueError, RecursionError):
             return []
-        return passed if isinstance(passed, list) else []
+        if not isinstance(passed, list):
+            return []
+        return [entry for entry in passed if isinstance(entry, str)]
 
 
 def ensure_checked(loaded: LoadedModel, fingerprint: bytes, memory: CheckMemory) -> bool:
@@ -88,12 +93,18 @@ def ensure_checked(loaded: LoadedModel, fingerprint: bytes, memory: CheckMemory)
 
 @torch.inference_mode()
 def measure_difference(loaded: LoadedModel) -> float:
-    """Return the largest difference from eager, as a share of the largest logit."""
+    """Return the largest difference from eager, as a share of the largest logit.
+
+    NaN where either has results that are not numbers.
+    """
     rng = np.random.default_rng(0)
     longest = max(loaded.max_model_len, 2)
     lengths = [min(length, longest) for length in _LENGTHS]
     prompts = [rng.integers(0, loaded.vocab_size, length) for length in lengths]
-    ours = _run_packed(loaded, prompts)
+    try:
+        ours = _run_packed(loaded, prompts)
+    except UnusableStepError:
+        return math.nan
     theirs = _run_eager(loaded, prompts)
     worst = 0.0
     for mine, reference in zip(ours, theirs, strict=True):

@@ -20,6 +20,7 @@ from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.cache import Access, Lease, Lookup, MissReason
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
+from prefold.engine.sidecar import PromptLogprobs
 from prefold.engine.waiting import Wait
 from prefold.errors import InvariantError
 from prefold.identity.fingerprint import Fingerprint
@@ -50,7 +51,9 @@ class Sequence:
         num_cached: Prompt tokens it did not compute itself, up to its first preemption.
         counts_hits: Whether ``num_cached`` still counts.
         is_started: Whether it was advanced since it was last admitted.
-        lookup: What its tokens would hit, as of the tree's ``lookup_version``.
+        prompt_logprobs: Of its prompt, if its client wants them.
+        lookup: What its tokens would hit, as of the tree's version and the limit in
+            ``lookup_version``.
         wait: What it waits for instead of being admitted.
         last_step: The last step in which it was given tokens, or was admitted.
         queued_step: The step in which it was preempted.
@@ -74,6 +77,7 @@ class Sequence:
         "num_restored",
         "num_tokens",
         "options",
+        "prompt_logprobs",
         "queued_step",
         "request_id",
         "state",
@@ -97,6 +101,7 @@ class Sequence:
         self.arrival = arrival
         self.fingerprint = fingerprint
         self.options = options
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.state = SequenceState.QUEUED
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
@@ -107,7 +112,7 @@ class Sequence:
         self.is_started = False
         self.lease: Lease | None = None
         self.lookup: Lookup | None = None
-        self.lookup_version = -1
+        self.lookup_version: tuple[int, int | None] | None = None
         self.wait: Wait | None = None
         self.last_step = 0
         self.queued_step = 0
@@ -137,6 +142,11 @@ class Sequence:
         return self.options.access
 
     @property
+    def hit_limit(self) -> int | None:
+        """Leading tokens whose KV it may take from the cache; None for all."""
+        return None if self.prompt_logprobs is None else self.prompt_logprobs.limit
+
+    @property
     def held_lease(self) -> Lease:
         """The lease of a running sequence."""
         if self.lease is None:
@@ -159,6 +169,13 @@ class Sequence:
         """Return the known tokens at positions ``start`` to ``end`` - 1, as a view."""
         return self._buffer[start:end]
 
+    def num_logits(self, start: int, end: int, *, is_sampled: bool) -> int:
+        """Return for how many of the tokens up to ``end`` a step needs logits."""
+        kept = self.prompt_logprobs
+        if kept is None or kept.is_complete or start + 1 >= self.num_prompt_tokens:
+            return int(is_sampled)
+        return end - start
+
     def append(self, token_id: int) -> None:
         """Add a sampled token."""
         self._buffer[self.num_tokens] = token_id
@@ -174,6 +191,8 @@ class Sequence:
             fingerprint=self.fingerprint,
             options=self.options,
         )
+        if self.prompt_logprobs is not None:
+            twin.prompt_logprobs = self.prompt_logprobs.copy()
         twin._buffer[: self.num_tokens] = self.tokens
         twin.num_tokens = self.num_tokens
         return twin

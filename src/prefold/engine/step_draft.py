@@ -94,7 +94,9 @@ class StepDraft:
                     token_ids=sequence.token_ids(start, end),
                     start=start,
                     block_ids=lease.block_ids[: num_blocks_for(end, self._block_size)],
-                    num_logits=int(advance.is_sampled),
+                    num_logits=sequence.num_logits(
+                        start, end, is_sampled=advance.is_sampled
+                    ),
                 )
             )
         return ScheduledStep(

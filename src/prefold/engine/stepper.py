@@ -10,21 +10,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import extract_tb
 
+import numpy as np
 import torch
 
 from prefold.engine.counters import EngineCounters
-from prefold.engine.outbox import Outbox
+from prefold.engine.logprobs import LogprobRows, measure_rows
+from prefold.engine.observer import EngineObserver
+from prefold.engine.outbox import NewToken, Outbox
 from prefold.engine.parts import EngineParts
 from prefold.engine.reply import Reply
 from prefold.engine.request import FinishReason, RequestId
-from prefold.engine.sampler import SampledRow
+from prefold.engine.sampler import UNUSABLE, SampledRow
 from prefold.engine.scheduler import Scheduler
+from prefold.engine.sidecar import Sidecar
 from prefold.engine.step_draft import Advance, ScheduledStep
-from prefold.errors import InvariantError
+from prefold.errors import InvariantError, PrefoldError, UnusableStepError
 
 _log = logging.getLogger(__name__)
+
+_NO_TEXT = "the model chose a token that its tokenizer cannot turn into text"
 
 
 class Stepper:
@@ -33,18 +41,48 @@ class Stepper:
     Attributes:
         replies: What is kept of the open requests.
         outbox: What they have produced and nobody has taken yet.
+        is_broken: Whether the bookkeeping was cut off half-way, by an interrupt or by a
+            bug: nothing can be relied on any more.
     """
 
-    __slots__ = ("_counters", "_parts", "_scheduler", "outbox", "replies")
+    __slots__ = (
+        "_counters",
+        "_observer",
+        "_parts",
+        "_scheduler",
+        "_sidecar",
+        "is_broken",
+        "outbox",
+        "replies",
+    )
 
     def __init__(
-        self, parts: EngineParts, scheduler: Scheduler, counters: EngineCounters
+        self,
+        parts: EngineParts,
+        scheduler: Scheduler,
+        counters: EngineCounters,
+        sidecar: Sidecar,
+        observer: EngineObserver,
     ) -> None:
         self._parts = parts
+        self._sidecar = sidecar
+        self._observer = observer
         self._scheduler = scheduler
         self._counters = counters
         self.replies: dict[RequestId, Reply] = {}
         self.outbox = Outbox()
+        self.is_broken = False
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Note if what is done inside, which must be done wholly, is cut off."""
+        try:
+            yield
+        except PrefoldError:
+            raise
+        except BaseException:
+            self.is_broken = True
+            raise
 
     def step(self) -> None:
         """Plan a step and carry it out.
@@ -52,15 +90,22 @@ class Stepper:
         Raises:
             InvariantError: There is a bug; nothing can be relied on any more.
         """
-        step = self._scheduler.plan()
+        with self.unbroken():
+            step = self._scheduler.plan()
+            started_at = self._parts.clock()
+            self._note_admissions(step, started_at)
         if not step.advances:
             return
-        self._note_admissions(step)
         try:
+            # May be interrupted: nothing has happened to a sequence before it is done.
             logits = self._parts.runner.execute(step.plan)
-            rows = self._sample(step, logits)
         except InvariantError:
             raise
+        except UnusableStepError as error:
+            self._counters.num_failed_steps += 1
+            for index in error.indices:
+                self.end(self._reply(step.advances[index]), FinishReason.FAILED, UNUSABLE)
+            return
         except Exception as error:  # noqa: BLE001 -- a step may fail, the engine goes on
             # Its message stays out of replies and logs: it could hold tokens. Where it
             # came from does not.
@@ -69,20 +114,26 @@ class Stepper:
             self._fail(step, f"the step failed with {type(error).__name__}")
             return
         self._counters.num_steps += 1
-        self._apply(step, logits, rows)
+        with self.unbroken():
+            self._apply(step, logits, self._sample(step, logits))
+        num_tokens = sum(advance.end - advance.start for advance in step.advances)
+        self._observer.on_step(self._parts.clock() - started_at, num_tokens)
 
     def end(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
         """End a request, whatever it is doing, and put its output into the outbox."""
-        self._scheduler.end(reply.sequence)
-        del self.replies[reply.sequence.request_id]
-        reply.flush()
-        self.outbox.add(reply.output(reason, self._parts.clock(), error))
+        with self.unbroken():
+            self._scheduler.end(reply.sequence)
+            del self.replies[reply.sequence.request_id]
+            if not _try_flush(reply) and error is None:
+                reason, error = FinishReason.FAILED, _NO_TEXT
+            output = reply.output(reason, self._parts.clock(), error)
+            self.outbox.add(output)
+            self._observer.on_finished(output, reply.sequence.options)
 
     def _reply(self, advance: Advance) -> Reply:
         return self.replies[advance.sequence.request_id]
 
-    def _note_admissions(self, step: ScheduledStep) -> None:
-        now = self._parts.clock()
+    def _note_admissions(self, step: ScheduledStep, now: float) -> None:
         for advance in step.advances:
             reply = self._reply(advance)
             if reply.admitted_at is None:
@@ -90,6 +141,10 @@ class Stepper:
 
     def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> list[SampledRow]:
         states = [self._reply(a).sampler_state for a in step.advances if a.is_sampled]
+        if len(states) < len(logits):
+            # The others are of prompts whose log-probabilities are wanted.
+            last = np.cumsum([piece.num_logits for piece in step.plan.slices]) - 1
+            logits = logits[last[[advance.is_sampled for advance in step.advances]]]
         return self._parts.sampler.sample_batch(logits, states) if states else []
 
     def _fail(self, step: ScheduledStep, error: str) -> None:
@@ -101,31 +156,78 @@ class Stepper:
         self, step: ScheduledStep, logits: torch.Tensor, rows: list[SampledRow]
     ) -> None:
         now = self._parts.clock()
-        next_row = 0
-        for advance in step.advances:
+        sampled = iter(rows)
+        end_row = 0
+        for advance, piece in zip(step.advances, step.plan.slices, strict=True):
             reply = self._reply(advance)
-            if not advance.is_sampled:
-                self._scheduler.advance(step, advance)
-            else:
-                row = rows[next_row]
-                if row.token_id is None:
-                    # What spoilt the logits may be in this step's KV as well, so
-                    # nothing of it is published.
-                    self.end(reply, FinishReason.FAILED, row.error)
-                    next_row += 1
+            own = logits[end_row : end_row + piece.num_logits]
+            end_row += piece.num_logits
+            row = next(sampled) if advance.is_sampled else None
+            known = self._measure_prompt(advance, own)
+            if (row is not None and row.token_id is None) or not _is_usable(known):
+                # What spoilt the logits may be in this step's KV as well, so nothing
+                # of it is published.
+                self.end(reply, FinishReason.FAILED, UNUSABLE)
+                continue
+            self._scheduler.advance(step, advance)
+            self._keep_prompt(advance, known)
+            if row is not None and row.token_id is not None:
+                token = _try_add(reply, row.token_id, own[-1], now)
+                if token is None:
+                    self.end(reply, FinishReason.FAILED, _NO_TEXT)
                     continue
-                self._scheduler.advance(step, advance)
-                self._add_token(reply, row.token_id, logits[next_row], now)
-                next_row += 1
+                self._counters.num_sampled_tokens += 1
+                self.outbox.add_token(token)
             reason = reply.finish_reason()
             if reason is not None:
                 self.end(reply, reason)
 
-    def _add_token(
-        self, reply: Reply, token_id: int, logits: torch.Tensor, now: float
-    ) -> None:
-        self._counters.num_sampled_tokens += 1
-        text = reply.add(token_id, logits, now)
-        if reply.finish_reason() is not None:
-            text += reply.flush()
-        self.outbox.add_token(reply.sequence.request_id, token_id, text)
+    def _measure_prompt(self, advance: Advance, logits: torch.Tensor) -> LogprobRows | None:
+        """Return the log-probabilities of the prompt tokens that a share leads to."""
+        sequence = advance.sequence
+        if sequence.prompt_logprobs is None:
+            return None
+        # The last token's logits belong to a token that is not part of the prompt.
+        num_rows = min(advance.end, sequence.num_prompt_tokens - 1) - advance.start
+        if num_rows < 1 or len(logits) < num_rows:
+            return None
+        first = advance.start + 1
+        token_ids = sequence.token_ids(first, first + num_rows)
+        return measure_rows(logits[:num_rows], token_ids, sequence.prompt_logprobs.width)
+
+    def _keep_prompt(self, advance: Advance, rows: LogprobRows | None) -> None:
+        known = advance.sequence.prompt_logprobs
+        if known is None:
+            return
+        if rows is not None:
+            known.add(advance.start + 1, rows)
+        block_ids = advance.sequence.held_lease.block_ids
+        self._sidecar.keep(known, block_ids, advance.start, advance.end)
+
+
+def _try_add(
+    reply: Reply, token_id: int, logits: torch.Tensor, now: float
+) -> NewToken | None:
+    """Add a token; return None if the tokenizer cannot make text of it."""
+    try:
+        return reply.add(token_id, logits, now)
+    except InvariantError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- the tokenizer's, and one request's alone
+        _log.debug("a token could not be decoded: %s", type(error).__name__)
+        return None
+
+
+def _try_flush(reply: Reply) -> bool:
+    try:
+        reply.flush()
+    except InvariantError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- as above
+        _log.debug("tokens could not be decoded: %s", type(error).__name__)
+        return False
+    return True
+
+
+def _is_usable(rows: LogprobRows | None) -> bool:
+    return rows is None or bool(np.isfinite(rows.chosen).all())

@@ -61,6 +61,15 @@ def find_weight_files(model_path: Path) -> tuple[Path, ...]:
     return ()
 
 
+def stamp_weights(model_path: Path) -> tuple[FileStamp, ...]:
+    """Return what shows whether a local model's weights are still the same files.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    return tuple(_stamp(path) for path in find_weight_files(model_path))
+
+
 def digest_weights(
     model: torch.nn.Module,
     model_path: Path | None,

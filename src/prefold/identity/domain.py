@@ -50,6 +50,8 @@ class Domain:
                 "a domain path is segments of a-z, 0-9, '.', '_' and '-' joined by '/', "
                 f"got {self.path!r}"
             )
+        if self.salt is not None and not isinstance(self.salt, bytes):
+            raise InvalidInputError("a salt must be bytes")
         if self.salt is not None and not self.salt:
             raise InvalidInputError("a salt must not be empty; None means no salt")
         object.__setattr__(self, "_hash", hash((self.path, self.salt)))

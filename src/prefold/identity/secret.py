@@ -113,6 +113,11 @@ def _read_secret(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"the master secret {path} is not a regular file")
+        if status.st_uid not in {0, os.geteuid()}:
+            raise ConfigError(
+                f"the master secret {path} belongs to another user, who can read it: "
+                "make a new one"
+            )
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
             raise ConfigError(

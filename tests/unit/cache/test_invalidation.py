@@ -175,3 +175,15 @@ def test_many_invalidations_without_need_of_room_keep_no_list() -> None:
         driver.end(run)
     assert len(tree.dead.waiting()) <= 64
     assert len(tree.dead._stack) <= 200
+
+
+def test_a_sequence_that_the_cache_was_told_less_of_is_covered_too() -> None:
+    driver = CacheDriver(num_blocks=20, block_size=B)
+    run = driver.begin(PROMPT[: B + 3])
+    driver.compute(run, B + 3)
+    # The next token, which completes the prefix, was sampled, and nobody has been told.
+    driver.cache.invalidate(by_prefix(driver, PROMPT[: 2 * B]))
+    driver.extend(run, [PROMPT[B + 3]])
+    driver.end(run)
+    driver.check()
+    assert driver.hit([*PROMPT[: 2 * B], 1]) < 2 * B

@@ -9,6 +9,7 @@ from prefold.blocks.layout import KvLayout, LayerShape
 from prefold.engine import assembly
 from prefold.engine.assembly import ModelSettings, assemble, resolve_num_blocks
 from prefold.engine.engine import Engine
+from prefold.engine.loading import LoadedModel, LoadOptions
 from prefold.engine.request import SamplingParams
 from prefold.errors import ConfigError, RequestError
 from support.tiny_models import make_llama, save_model
@@ -129,3 +130,51 @@ def test_settings_that_shape_kv_are_in_the_fingerprint(tmp_path: Path) -> None:
     assert prints[0] == prints[1]
     assert "position_offset" in prints[0].diff(prints[2])
     assert prints[0].diff(prints[3]) == ("block_size",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cache_blocks": 2.5},
+        {"cache_blocks": "9"},
+        {"cache_blocks": True},
+        {"block_size": 16.0},
+        {"block_size": "16"},
+        {"num_threads": 2.5},
+        {"num_threads": 0},
+        {"num_threads": 100_000},
+        {"max_model_len": "8"},
+        {"position_offset": 1.5},
+        {"dtype": []},
+        {"device": 1},
+    ],
+)
+def test_a_setting_of_a_wrong_type_or_size_is_one_sentence(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    [name] = change
+    with pytest.raises(ConfigError, match=name):
+        assemble(tmp_path, ModelSettings(**change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b"])
+def test_what_is_no_name_of_a_model_is_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        assemble(name, ModelSettings())
+
+
+def test_weights_that_change_while_they_are_loaded_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(make_llama(), tmp_path / "model")
+    other = save_model(make_llama(), tmp_path / "other")
+    load = assembly.load_model
+
+    def load_slowly(name: str, options: LoadOptions) -> LoadedModel:
+        loaded = load(name, options)
+        (other / "model.safetensors").replace(model / "model.safetensors")
+        return loaded
+
+    monkeypatch.setattr(assembly, "load_model", load_slowly)
+    with pytest.raises(ConfigError, match="changed while"):
+        assemble(model, ModelSettings(cache_blocks=4))

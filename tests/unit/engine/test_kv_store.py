@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import errno
+import mmap
+import os
+
 import pytest
 import torch
 
@@ -81,3 +85,31 @@ def test_later_copies_see_earlier_ones() -> None:
 def test_a_dtype_of_another_size_than_the_layout_is_refused() -> None:
     with pytest.raises(ConfigError, match="4 bytes a number"):
         KvStore(LAYOUT, 1, dtype=torch.float16, device=torch.device("cpu"))
+
+
+def test_a_forked_process_writes_into_memory_of_its_own() -> None:
+    store = make_store()
+    before = store.block_bytes(BlockId(1))
+    child = os.fork()
+    if child == 0:
+        store.key_view(0).zero_()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.block_bytes(BlockId(1)) == before
+
+
+def test_a_system_without_large_pages_has_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class PlainPages(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", PlainPages)
+    assert make_store().key_view(0).shape == (4, 4, 2, 12)
+
+
+def test_more_than_there_is_is_no_memory() -> None:
+    for num_blocks in (2**50, 2**70):
+        with pytest.raises(MemoryError, match="bytes for KV"):
+            KvStore(LAYOUT, num_blocks, dtype=torch.float32, device=torch.device("cpu"))

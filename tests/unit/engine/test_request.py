@@ -46,7 +46,7 @@ def test_values_at_the_edge_of_their_range_are_taken(name: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", True),
         ("max_tokens", 1.0),
         ("max_tokens", 2**31),
@@ -80,6 +80,22 @@ def test_values_at_the_edge_of_their_range_are_taken(name: str, value: Any) -> N
         ("stop_token_ids", tuple(range(1025))),
         ("ignore_eos", 1),
         ("return_logits", None),
+        ("stop", ["x"]),
+        ("stop", ("",)),
+        ("stop", (1,)),
+        ("stop", ("x" * 1025,)),
+        ("stop", ("x",) * 17),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", 6),
+        ("prompt_logprobs", 1.0),
+        ("logit_bias", {1: 2.0}),
+        ("logit_bias", ((1,),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((1, math.nan),)),
+        ("logit_bias", ((1, 0.0),) * 1025),
     ],
 )
 def test_a_senseless_value_is_refused_in_one_short_sentence(name: str, value: Any) -> None:

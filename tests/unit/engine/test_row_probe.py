@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import AutoModelForCausalLM
 
 from prefold.engine.attention import PagedAttention
+from prefold.engine.linear import TurnedLinear
 from prefold.engine.loading import LoadedModel, LoadOptions, prepare_model
 from prefold.engine.numerics import read_numerics
 from prefold.engine.row_probe import probe_rows
@@ -94,3 +95,28 @@ def test_numerics_name_the_settings() -> None:
     assert numerics["partition_tokens"] == 256
     assert numerics["num_threads"] == torch.get_num_threads()
     assert all(isinstance(value, str | int) for value in numerics.values())
+
+
+def test_linear_layers_go_back_to_the_plain_order_if_that_keeps_the_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = TurnedLinear.forward
+
+    def uneven(layer: TurnedLinear, states: torch.Tensor) -> torch.Tensor:
+        is_turned = 48 <= states.shape[-2] <= layer.few_rows
+        return forward(layer, states) + 1e-3 * is_turned
+
+    monkeypatch.setattr(TurnedLinear, "forward", uneven)
+    loaded = load(make_llama())
+    assert read_numerics(loaded, row_multiple=16).linear == "torch-turned"
+    found = probe_rows(loaded)
+    assert found.is_exact
+    assert read_numerics(loaded, row_multiple=16).linear == "torch"
+
+
+def test_a_model_that_is_served_with_few_positions_can_be_probed() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        make_llama()
+    )
+    assert probe_rows(prepare_model(model, make_tokenizer(), LoadOptions(), 5)).is_exact

@@ -68,3 +68,20 @@ def test_a_damaged_memory_is_an_empty_one(
 def test_attention_is_as_before_afterwards(loaded: LoadedModel) -> None:
     assert measure_difference(loaded) < 1e-5
     assert measure_difference(loaded) < 1e-5
+
+
+def test_a_memory_nested_too_deeply_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "checks.json"
+    path.write_text("[" * 90_000, encoding="utf-8")
+    memory = CheckMemory(path)
+    assert not memory.has_passed(b"x")
+    memory.add(b"x")
+    assert memory.has_passed(b"x")
+
+
+def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious", encoding="utf-8")
+    (tmp_path / "checks.partial").symlink_to(victim)
+    CheckMemory(tmp_path / "checks.json").add(b"x")
+    assert victim.read_text(encoding="utf-8") == "precious"

@@ -215,3 +215,19 @@ def test_without_a_state_directory_it_is_the_home_directorys(
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = tmp_path / ".local" / "state" / "prefold" / "master_secret"
     assert default_secret_path() == expected
+
+
+def test_a_file_of_another_user_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MasterSecret.load_or_create(path)
+    fstat = os.fstat
+
+    def of_another(descriptor: int) -> os.stat_result:
+        values = list(fstat(descriptor))
+        values[stat.ST_UID] = os.geteuid() + 4321
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    with pytest.raises(ConfigError, match="another user"):
+        MasterSecret.load_or_create(path)

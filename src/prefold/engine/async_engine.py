@@ -1,0 +1,354 @@
+"""Async engine: an engine on a thread of its own, used from one event loop.
+
+::
+
+    event loop                          engine thread
+    submit, abort, call  -- commands -->  carried out between two steps
+    RequestStream        <-- events ----  tokens and outputs of each step
+
+Only that thread touches the engine. The loop never waits for a step: it is woken when
+there is something to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prefold.engine.config import RequestOptions
+from prefold.engine.engine import Engine
+from prefold.engine.outbox import NewToken
+from prefold.engine.prompt import Prompt
+from prefold.engine.request import RequestId, RequestOutput, SamplingParams
+from prefold.errors import EngineStoppedError, InvariantError
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: How often a stopping engine is asked whether its requests have ended, in seconds.
+_DRAIN_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    """Something to be done on the engine's thread, or to be refused there."""
+
+    run: Callable[[Engine], None]
+    refuse: Callable[[EngineStoppedError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEvent:
+    """Something that happened to one choice of a request.
+
+    Attributes:
+        index: The choice, from 0.
+        token: A new token; None if the event brings the output only.
+        output: What became of the choice; exactly its last event has it.
+    """
+
+    index: int
+    token: NewToken | None = field(repr=False)
+    output: RequestOutput | None
+
+
+class RequestStream:
+    """One request with n choices, read by one task.
+
+    Leaving ``events`` early aborts what is left, so a reader that goes away needs to do
+    nothing else.
+    """
+
+    __slots__ = ("_abort", "_events", "_num_open", "_outputs", "request_ids")
+
+    def __init__(
+        self, request_ids: list[RequestId], abort: Callable[[list[RequestId]], None]
+    ) -> None:
+        self.request_ids = tuple(request_ids)
+        self._abort = abort
+        self._events: asyncio.Queue[StreamEvent | EngineStoppedError] = asyncio.Queue()
+        self._num_open = len(request_ids)
+        self._outputs: dict[int, RequestOutput] = {}
+
+    async def events(self) -> AsyncIterator[StreamEvent]:
+        """Yield what happens until all choices have ended.
+
+        Raises:
+            EngineStoppedError: The engine broke down; nothing more will come.
+        """
+        try:
+            while self._num_open:
+                event = await self._events.get()
+                if isinstance(event, EngineStoppedError):
+                    self._num_open = 0
+                    raise event
+                if event.output is not None:
+                    self._num_open -= 1
+                    self._outputs[event.index] = event.output
+                yield event
+        finally:
+            self.abort()
+
+    async def outputs(self) -> list[RequestOutput]:
+        """Wait for all choices; return their outputs in order.
+
+        Raises:
+            EngineStoppedError: As ``events``.
+        """
+        async for _ in self.events():
+            pass
+        return [output for _, output in sorted(self._outputs.items())]
+
+    def abort(self) -> None:
+        """End what has not ended, within a step. May be called at any time."""
+        if self._num_open:
+            self._abort(list(self.request_ids))
+
+    def put(self, event: StreamEvent | EngineStoppedError) -> None:
+        """Hand over an event; on the event loop."""
+        self._events.put_nowait(event)
+
+
+class AsyncEngine:
+    """Runs an engine on its own thread. Used from the loop that ``start`` ran on.
+
+    Every stream gets the output of each of its choices, or an error if the engine
+    breaks down: no reader waits for ever.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="prefold-engine", daemon=True
+        )
+        self._wake = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._is_stopping = False
+        self._is_accepting = False
+        self._is_broken = False
+        # On the engine's thread only.
+        self._places: dict[RequestId, tuple[RequestStream, int]] = {}
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new requests are taken."""
+        return self._is_accepting
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs and has met no bug."""
+        return self._thread.is_alive() and not self._is_broken
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for what never changes: its configuration and sizes."""
+        return self._engine
+
+    async def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._is_accepting = True
+        self._thread.start()
+
+    async def stop(self, *, drain_s: float) -> None:
+        """Take no more requests, give open ones ``drain_s`` seconds, then abort them."""
+        self._is_accepting = False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_s
+        while self.is_alive and loop.time() < deadline:
+            if await self.call(_count_open) == 0:
+                break
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        options: RequestOptions,
+        n: int = 1,
+    ) -> RequestStream:
+        """Queue a request for ``n`` replies; they share all that is computed once.
+
+        Raises:
+            RequestError: It can never be served.
+            CapacityError: There is no room for it now.
+            EngineStoppedError: No more requests are taken.
+        """
+        if not self._is_accepting:
+            raise EngineStoppedError("the server is shutting down")
+
+        def begin(engine: Engine) -> RequestStream:
+            request_ids = [engine.submit(prompt, params, options=options)]
+            try:
+                if n > 1:
+                    request_ids += engine.fork(request_ids[0], n - 1)
+            except BaseException:
+                engine.abort(request_ids[0])
+                raise
+            stream = RequestStream(request_ids, self._abort)
+            for index, request_id in enumerate(request_ids):
+                self._places[request_id] = (stream, index)
+            return stream
+
+        submitted = asyncio.ensure_future(self.call(begin))
+        try:
+            return await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            # Whoever asked has gone; what was queued for it must not run.
+            submitted.add_done_callback(_abort_result)
+            raise
+
+    async def call(self, function: Callable[[Engine], _T]) -> _T:
+        """Run ``function`` on the engine's thread, between two steps.
+
+        Raises:
+            EngineStoppedError: The thread does not run.
+            Exception: Whatever ``function`` raises.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+
+        def refuse(error: Exception) -> None:
+            self._on_loop(_fail, future, error)
+
+        def run(engine: Engine) -> None:
+            try:
+                result = function(engine)
+            except InvariantError:
+                refuse(EngineStoppedError("the engine has broken down"))
+                raise
+            except Exception as error:  # noqa: BLE001 -- the caller's to handle
+                refuse(error)
+            else:
+                self._on_loop(_settle, future, result)
+
+        with self._wake:
+            if not self._thread.is_alive() or self._is_broken or self._is_stopping:
+                raise EngineStoppedError("the engine has stopped")
+            self._commands.append(_Command(run=run, refuse=refuse))
+            self._wake.notify()
+        return await future
+
+    def _abort(self, request_ids: list[RequestId]) -> None:
+        def run(engine: Engine) -> None:
+            for request_id in request_ids:
+                engine.abort(request_id)
+
+        with self._wake:
+            self._commands.append(_Command(run=run, refuse=_ignore))
+            self._wake.notify()
+
+    # -- the engine's thread -------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._carry_out_commands()
+                if self._engine.has_work:
+                    outputs = self._engine.step()
+                    self._hand_out(self._engine.take_new_tokens(), outputs)
+            self._engine.close()
+        except BaseException as error:  # noqa: BLE001 -- nothing may leave readers waiting
+            # The message could hold tokens.
+            _log.critical("the engine has broken down: %s", type(error).__name__)
+        finally:
+            self._break_off()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._commands or self._is_stopping or self._engine.has_work):
+                self._wake.wait()
+            return not self._is_stopping
+
+    def _carry_out_commands(self) -> None:
+        with self._wake:
+            commands, self._commands = self._commands, deque()
+        while commands:
+            command = commands.popleft()
+            try:
+                command.run(self._engine)
+            except BaseException:
+                with self._wake:
+                    self._commands.extendleft(reversed(commands))
+                raise
+
+    def _hand_out(self, tokens: list[NewToken], outputs: list[RequestOutput]) -> None:
+        events: list[tuple[RequestStream, StreamEvent]] = []
+        for token in tokens:
+            place = self._places.get(token.request_id)
+            if place is not None:
+                stream, index = place
+                events.append((stream, StreamEvent(index=index, token=token, output=None)))
+        for output in outputs:
+            place = self._places.pop(output.request_id, None)
+            if place is not None:
+                stream, index = place
+                events.append((stream, StreamEvent(index=index, token=None, output=output)))
+        if events:
+            self._on_loop(_deliver, events)
+
+    def _break_off(self) -> None:
+        """Tell everybody who still waits that nothing will come."""
+        self._is_accepting = False
+        self._is_broken = not self._is_stopping
+        error = EngineStoppedError("the engine has stopped")
+        streams = {stream for stream, _ in self._places.values()}
+        self._places.clear()
+        with self._wake:
+            self._is_stopping = True
+            commands, self._commands = self._commands, deque()
+        for stream in streams:
+            self._on_loop(stream.put, error)
+        for command in commands:
+            command.refuse(error)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            # Closed meanwhile: there is nobody left to tell.
+            _log.debug("the event loop closed before the engine stopped")
+
+
+def _ignore(error: EngineStoppedError) -> None:
+    del error
+
+
+def _count_open(engine: Engine) -> int:
+    return engine.num_open
+
+
+def _deliver(events: list[tuple[RequestStream, StreamEvent]]) -> None:
+    for stream, event in events:
+        stream.put(event)
+
+
+def _settle(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[_T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _abort_result(submitted: asyncio.Future[RequestStream]) -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().abort()

@@ -1,0 +1,71 @@
+"""Intake: makes the sequence and the reply of a request that was checked."""
+
+from __future__ import annotations
+
+from prefold.blocks.table import TokenIds
+from prefold.engine.config import ModelLimits, RequestOptions
+from prefold.engine.detokenizer import Detokenizer
+from prefold.engine.parts import EngineParts
+from prefold.engine.reply import Reply
+from prefold.engine.request import RequestId, SamplingParams
+from prefold.engine.sequence import Sequence
+from prefold.engine.sidecar import PromptLogprobs
+
+
+class Intake:
+    """Opens replies. Owned by the engine; keeps nothing of them.
+
+    Args:
+        parts: The engine's.
+        limits: The model's.
+        sidecar_width: Alternatives that are kept of a prompt's tokens.
+    """
+
+    __slots__ = ("_detokenizer", "_limits", "_parts", "_sidecar_width")
+
+    def __init__(self, parts: EngineParts, limits: ModelLimits, sidecar_width: int) -> None:
+        self._parts = parts
+        self._limits = limits
+        self._sidecar_width = sidecar_width
+        tokenizer = parts.tokenizer
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+
+    def open(
+        self,
+        arrival: int,
+        token_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        options: RequestOptions,
+    ) -> Reply:
+        """Return a new reply with its queued sequence.
+
+        Raises:
+            RequestError: A bias is for a token outside the vocabulary.
+        """
+        parts = self._parts
+        sampler_state = parts.sampler.start(
+            params, token_ids, fallback_seed=parts.entropy()
+        )
+        sequence = Sequence(
+            request_id_of(arrival),
+            arrival,
+            token_ids,
+            max_tokens=max_tokens,
+            fingerprint=parts.fingerprint,
+            options=options,
+        )
+        if params.prompt_logprobs is not None:
+            known = PromptLogprobs(len(token_ids), self._sidecar_width)
+            sequence.prompt_logprobs = known
+        stop_ids = frozenset(params.stop_token_ids)
+        text = None if self._detokenizer is None else self._detokenizer.start(stop_ids)
+        if not params.ignore_eos:
+            stop_ids |= self._limits.eos_token_ids
+        return Reply(sequence, sampler_state, text, stop_ids=stop_ids, now=parts.clock())
+
+
+def request_id_of(arrival: int) -> RequestId:
+    """Return the id of the request with this number in the order of arrival."""
+    return RequestId(f"request-{arrival}")
