@@ -1,6 +1,7 @@
 # demo, test and check set up .venv by themselves; when nothing changed, that takes no time.
 #
 #   make demo [ARGS="--model M"]   the tour
+#   make serve [ARGS="--port P"]   the server, on the demo model unless ARGS name another
 #   make check                     format, lint, types, imports, unit tests: under two minutes
 #   make test                      check, then property and end-to-end tests
 #   make soak                      the same tests at full counts
@@ -21,13 +22,20 @@ bin := .venv/bin
 unit_tests := $(wildcard tests/unit)
 other_tests := $(wildcard tests/property tests/e2e)
 
-.PHONY: install demo static check test soak bench system clean
+.PHONY: install install-compat demo serve static check test soak bench system clean
 
 install:
 	@PYTHON="$(PYTHON)" scripts/install.sh
 
+# With the clients that the tests hold the server against.
+install-compat:
+	@PYTHON="$(PYTHON)" scripts/install.sh compat
+
 demo: install
 	@$(bin)/prefold demo $(ARGS)
+
+serve: install
+	@$(bin)/prefold serve $(ARGS)
 
 static: install
 	@echo "==> formatting"
@@ -44,13 +52,13 @@ check: static
 	@$(bin)/pytest -q $(unit_tests)
 
 test: export HYPOTHESIS_PROFILE ?= ci
-test: static
+test: install-compat static
 	@echo "==> unit, property and end-to-end tests"
 	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
 
 soak: export HYPOTHESIS_PROFILE := soak
 soak: export PREFOLD_SOAK := 1
-soak: install
+soak: install-compat
 	@echo "==> all tests at full counts; this takes about half an hour"
 	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
 

@@ -2,13 +2,21 @@
 # Installs Prefold with its development tools into .venv, and does nothing when
 # nothing changed since the last time. Run by the Makefile.
 #
+#   scripts/install.sh          what the commands need, and the development tools
+#   scripts/install.sh compat   also the clients that the tests hold the server against
+#
 #   PYTHON   the interpreter to build .venv with (default: python3)
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 venv=.venv
+extras="demo,dev,server"
 stamp="$venv/.prefold-installed"
+if [[ "${1:-}" == compat ]]; then
+  extras+=",compat"
+  stamp+="-compat"
+fi
 constraints=
 
 say() { printf '==> %s\n' "$*"; }
@@ -102,11 +110,15 @@ install_missing_commands() {
 }
 
 main() {
-  if [[ -f "$stamp" && "$(cat "$stamp")" == "$(wanted_stamp)" && -x "$venv/bin/python" ]]; then
-    return
-  fi
+  # The larger installation holds the smaller one.
+  local each
+  for each in "$stamp" "$venv/.prefold-installed-compat"; do
+    if [[ -f "$each" && "$(cat "$each")" == "$(wanted_stamp)" && -x "$venv/bin/python" ]]; then
+      return
+    fi
+  done
   venv_works || create_venv
-  rm -f "$stamp"
+  rm -f "$venv"/.prefold-installed*
 
   local pinned found
   pinned="$(sed -n 's/^torch==//p' constraints.txt)"
@@ -123,10 +135,10 @@ main() {
     write_constraints_without_torch "$constraints"
   fi
 
-  say "installing transformers, the development tools and Prefold itself, about 0.2 GB, once"
+  say "installing Prefold with its extras $extras, 0.3 GB (0.9 GB with compat), once"
   # The build backend comes from the same pins, not from a throw-away environment.
   pip_install "scikit-build-core>=0.11"
-  pip_install --no-build-isolation --editable ".[demo,dev]"
+  pip_install --no-build-isolation --editable ".[$extras]"
   install_missing_commands
   wanted_stamp >"$stamp"
   say "installed into $venv"

@@ -27,7 +27,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def prompt_of(loaded: LoadedModel, length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, loaded.vocab_size, length).tolist()
+    generator = np.random.default_rng(seed)
+    return [int(each) for each in generator.integers(0, loaded.vocab_size, length)]
 
 
 def test_they_are_those_of_the_model_itself(loaded: LoadedModel) -> None:

@@ -291,7 +291,9 @@ class CacheMachine(RuleBasedStateMachine):
             if concerns(owner):
                 self.naive.forget(owner, whole)
         for run in self.running:
-            if concerns(run.owner) and tuple(run.known[: len(whole)]) == whole:
+            # Whoever may still turn out to begin with it counts as if it did.
+            known = tuple(run.known[: len(whole)])
+            if concerns(run.owner) and known == whole[: len(known)]:
                 run.is_doomed = True
 
     # -- after every rule ----------------------------------------------------------

@@ -4,6 +4,7 @@
 |---|---|
 | ``main`` | the outermost shell: exit codes, Ctrl-C, closed pipes |
 | ``app`` | the commands and their options; imports no torch |
+| ``arguments`` | options that several commands have |
 | ``options`` | what the options say, as values |
 | ``lazy`` | loads a command's work when it is run |
 | ``quiet`` | keeps other libraries off the screen |
@@ -11,5 +12,8 @@
 | ``opening`` | a model and its engine, opened and closed again |
 | ``chat`` | prompts as text and as tokens |
 | ``generate`` | the command of that name |
+| ``keys``, ``keys_app`` | API keys of tenants; import no torch either |
 | ``demo`` and ``demo_*`` | the tour |
+| ``serve``, ``serve_app`` | the server: its configuration, and what is said of it |
+| ``bench`` and ``bench_*`` | a load on any server, and its times; import no torch |
 """

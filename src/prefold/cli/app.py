@@ -13,6 +13,22 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
+from prefold.cli.arguments import (
+    AsJson,
+    BlockSize,
+    CacheBlocks,
+    CacheMemory,
+    Device,
+    Dtype,
+    MaxModelLen,
+    ModelArgument,
+    ModelOption,
+    PositionOffset,
+    Rehash,
+    Threads,
+)
+from prefold.cli.bench_app import bench_app
+from prefold.cli.keys_app import keys_app
 from prefold.cli.lazy import load
 from prefold.cli.options import (
     DemoOptions,
@@ -21,6 +37,7 @@ from prefold.cli.options import (
     SamplingOptions,
 )
 from prefold.cli.quiet import quiet_libraries
+from prefold.cli.serve_app import serve
 from prefold.cli.verify_options import VerifyOptions
 from prefold.errors import InvalidInputError
 
@@ -31,43 +48,6 @@ app = typer.Typer(
     # Help is plain text: the same on every terminal and in every pipe.
     rich_markup_mode=None,
 )
-
-# -- options that several commands have ------------------------------------------------
-
-_MODEL_HELP = "A model's directory or hub id. [default: the demo model, 92 MB to fetch]"
-ModelArgument = Annotated[str | None, typer.Argument(help=_MODEL_HELP)]
-ModelOption = Annotated[str | None, typer.Option("--model", help=_MODEL_HELP)]
-CacheMemory = Annotated[
-    str | None,
-    typer.Option(
-        help='Memory for cached KV, such as "4GiB". [default: a share of what is free]'
-    ),
-]
-CacheBlocks = Annotated[
-    int | None, typer.Option(min=1, help="Blocks of cached KV, instead of a memory size.")
-]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in a block.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="Of the computation: float32, bfloat16 ...")
-]
-Device = Annotated[str, typer.Option(help="Where to compute, such as cpu.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads to compute with.")]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        min=2, help="Tokens of prompt and reply at most. [default: the model's own]"
-    ),
-]
-PositionOffset = Annotated[
-    int, typer.Option(min=0, help="Added to every token's position.")
-]
-Rehash = Annotated[
-    bool,
-    typer.Option("--rehash", help="Digest the weights again; trust no remembered digest."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-]
 
 
 def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 -- how typer calls it
@@ -234,6 +214,11 @@ def verify(  # noqa: PLR0913 -- as above
     )
     quiet_libraries(model)
     return load("prefold.cli.verify", "run_verify")(options)
+
+
+app.command()(serve)
+app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
 
 
 # -- running ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Quiet: keeps other libraries' bars, warnings and telemetry off the screen.
+"""Quiet: keeps other libraries' bars, warnings and telemetry off the screen, and calm.
 
 They read the environment when they are imported, so this comes before their import.
 """
@@ -19,6 +19,12 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+_UNLESS_SET = {
+    # Threads that wait for each other sleep. Spinning gains little on an idle machine,
+    # and on one that does anything else besides it costs many times the work itself.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
 #: For models that are here: nothing is fetched, so there is nothing to show either.
 _LOCAL = {
     "HF_HUB_OFFLINE": "1",
@@ -34,6 +40,8 @@ def quiet_libraries(model: str | None) -> None:
     that it moves, and they are on standard error.
     """
     os.environ.update(_ALWAYS)
+    for name, value in _UNLESS_SET.items():
+        os.environ.setdefault(name, value)
     if model is None or Path(model).is_dir():
         os.environ.update(_LOCAL)
     warnings.filterwarnings("ignore")

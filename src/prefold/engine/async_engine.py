@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from prefold.engine.admission import check_queue
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.outbox import NewToken
@@ -191,6 +192,8 @@ class AsyncEngine:
             raise EngineStoppedError("the server is shutting down")
 
         def begin(engine: Engine) -> RequestStream:
+            if n > 1:
+                _check_room(engine, n)
             request_ids = [engine.submit(prompt, params, options=options)]
             try:
                 if n > 1:
@@ -328,6 +331,19 @@ class AsyncEngine:
 
 def _ignore(error: EngineStoppedError) -> None:
     del error
+
+
+def _check_room(engine: Engine, n: int) -> None:
+    """Refuse a request whose forks may not wait, before it is queued itself.
+
+    One that is queued ends as an abort, which would count it a second time.
+    """
+    # Between steps every running sequence holds one lease, and nobody else does.
+    num_waiting = engine.num_open - engine.cache.snapshot().num_leases
+    config = engine.config.scheduler
+    # Without room for one the engine says so, after asking whether it could ever fit.
+    if num_waiting < config.max_queued:
+        check_queue(num_waiting, n, config)
 
 
 def _count_open(engine: Engine) -> int:

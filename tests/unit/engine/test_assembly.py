@@ -9,7 +9,7 @@ from prefold.blocks.layout import KvLayout, LayerShape
 from prefold.engine import assembly
 from prefold.engine.assembly import ModelSettings, assemble, resolve_num_blocks
 from prefold.engine.engine import Engine
-from prefold.engine.loading import LoadedModel, LoadOptions
+from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.request import SamplingParams
 from prefold.errors import ConfigError, RequestError
 from support.tiny_models import make_llama, save_model
@@ -168,7 +168,7 @@ def test_weights_that_change_while_they_are_loaded_are_refused(
 ) -> None:
     model = save_model(make_llama(), tmp_path / "model")
     other = save_model(make_llama(), tmp_path / "other")
-    load = assembly.load_model
+    load = load_model
 
     def load_slowly(name: str, options: LoadOptions) -> LoadedModel:
         loaded = load(name, options)

@@ -44,7 +44,7 @@ def test_kv_that_is_no_number_is_not_kept(loaded: LoadedModel) -> None:
         num_calls += 1
         return output * float("nan") if num_calls == 1 else output
 
-    layer = loaded.model.model.layers[0].self_attn.v_proj
+    layer = loaded.model.get_submodule("model.layers.0.self_attn.v_proj")
     handle = layer.register_forward_hook(spoil_first)
     try:
         spoilt = engine.run(prompt, SHORT)
@@ -62,15 +62,15 @@ def test_kv_that_is_no_number_is_not_kept(loaded: LoadedModel) -> None:
 def test_who_shares_a_step_with_unusable_kv_goes_on(loaded: LoadedModel) -> None:
     engine = TinyEngine(loaded)
     good, bad = list(range(3, 40)), [250, 9, 9]
-    embedding = loaded.model.get_input_embeddings()
-    kept = embedding.weight[250].clone()
+    weight = loaded.model.get_parameter("model.embed_tokens.weight")
+    kept = weight[250].clone()
     with torch.no_grad():
-        embedding.weight[250] = float("inf")
+        weight[250] = float("inf")
     try:
         outputs = engine.generate([good, bad], SHORT)
     finally:
         with torch.no_grad():
-            embedding.weight[250] = kept
+            weight[250] = kept
     assert [output.finish_reason for output in outputs] == [
         FinishReason.LENGTH,
         FinishReason.FAILED,
@@ -94,7 +94,7 @@ def test_a_token_that_has_no_text_fails_its_own_request_only(
     poison = before.token_ids[2]
     decode = type(tokenizer).decode
 
-    def refuse(ids: list[int], **options: object) -> str:
+    def refuse(ids: list[int], **options: bool) -> str:
         if poison in ids:
             raise ValueError("bytes must be in range(0, 256)")
         return str(decode(tokenizer, ids, **options))

@@ -1,0 +1,84 @@
+"""Commands of ``prefold bench``: what can be typed; the work is in the module loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from prefold.cli.bench_options import BenchOptions, Endpoint, LoadOptions, ScenarioName
+from prefold.cli.lazy import load_light
+
+bench_app = typer.Typer(
+    help="Measure servers.", invoke_without_command=True, rich_markup_mode=None
+)
+
+
+@bench_app.callback()
+def _bench(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@bench_app.command()
+def serving(  # noqa: PLR0913 -- typer reads the options off the signature
+    *,
+    base_url: Annotated[
+        str, typer.Option(help="Of any OpenAI-compatible server, with /v1.")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[
+        str | None, typer.Option(help="[default: the first that the server lists]")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["PREFOLD_API_KEY", "OPENAI_API_KEY"],
+            help="Better given in the environment than here, where others see it.",
+        ),
+    ] = None,
+    endpoint: Annotated[Endpoint, typer.Option(help="Which interface.")] = Endpoint.CHAT,
+    scenario: Annotated[
+        ScenarioName, typer.Option(help="What prompts have in common.")
+    ] = ScenarioName.SHARED_PREFIX,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Clients.")] = 4,
+    shared_words: Annotated[
+        int, typer.Option(min=0, help="Words that each prompt begins with.")
+    ] = 800,
+    own_words: Annotated[int, typer.Option(min=1, help="Words that each adds.")] = 25,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 4,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each reply at most.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal texts.")] = 0,
+    extra_body: Annotated[
+        str, typer.Option(help="A JSON object of fields added to every request.")
+    ] = "{}",
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for one request.")
+    ] = 600.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> int:
+    """Send requests to a server and time its answers."""
+    options = BenchOptions(
+        base_url=base_url,
+        model=model,
+        api_key=api_key,
+        endpoint=endpoint,
+        load=LoadOptions(
+            scenario=scenario,
+            requests=requests,
+            concurrency=concurrency,
+            shared_words=shared_words,
+            own_words=own_words,
+            turns=turns,
+            max_tokens=max_tokens,
+            seed=seed,
+        ),
+        extra_body=extra_body,
+        timeout_s=timeout,
+        as_json=as_json,
+    )
+    return load_light("prefold.cli.bench", "run_bench")(options)

@@ -1,0 +1,69 @@
+"""Options of ``prefold bench``: what was asked for, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ScenarioName(Enum):
+    """What the prompts of a load have in common."""
+
+    #: All begin with the same text.
+    SHARED_PREFIX = "shared-prefix"
+    #: Conversations, each turn of which begins with the turns before.
+    MULTI_TURN = "multi-turn"
+    #: Nothing: what a prefix cache cannot help with.
+    UNIQUE = "unique"
+
+
+class Endpoint(Enum):
+    """Which of OpenAI's two."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What is sent.
+
+    Attributes:
+        requests: In all.
+        concurrency: At the same time, at most.
+        shared_words: Of the text that prompts, or the turns of one, have in common.
+        own_words: Of what each adds.
+        turns: Of a conversation.
+        max_tokens: Of a reply.
+        seed: Equal seeds make equal texts.
+    """
+
+    scenario: ScenarioName
+    requests: int
+    concurrency: int
+    shared_words: int
+    own_words: int
+    turns: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What ``bench serving`` is to do.
+
+    Attributes:
+        base_url: Up to and with ``/v1``.
+        model: None asks the server.
+        extra_body: Fields that are added to every request, as a JSON object.
+        timeout_s: Of one request.
+    """
+
+    base_url: str
+    model: str | None
+    api_key: str | None
+    endpoint: Endpoint
+    load: LoadOptions
+    extra_body: str
+    timeout_s: float
+    as_json: bool

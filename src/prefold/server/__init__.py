@@ -1,0 +1,22 @@
+"""Server: an OpenAI-compatible public plane, an admin plane, and the tenants of both.
+
+Roughly from the outside in:
+
+| module | holds |
+|---|---|
+| ``serve``, ``planes`` | the process: model, two web servers, the end |
+| ``listen``, ``silence`` | its ports and connections |
+| ``announcement``, ``logs`` | what is said at the start, what is written down |
+| ``public``, ``admin`` | the two applications |
+| ``exchange``, ``gate``, ``body``, ``faults`` | their layers |
+| ``completions``, ``chat``, ``tokenize``, ``models``, ``health`` | public routes |
+| ``operations``, ``prompt_reader`` | what the routes of the admin plane do |
+| ``protocol*``, ``admin_protocol``, ``validation``, ``errors`` | bodies and answers |
+| ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
+| ``calls``, ``streaming``, ``off_loop`` | one call to the engine |
+| ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
+| ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
+| ``hits``, ``prefill_price``, ``timings``, ``observer`` | where they come from |
+| ``credentials``, ``keys``, ``private_file``, ``limits`` | who may come in, how much |
+| ``config``, ``config_file``, ``served_model`` | what is served, and how |
+"""

@@ -1,0 +1,255 @@
+"""The admin plane: what operators may see and do, behind a token of its own.
+
+| route | does |
+|---|---|
+| ``GET /health/live``, ``/health/ready`` | for whoever restarts and balances; no token |
+| ``GET /health`` | the same in a word |
+| ``GET /metrics`` | for Prometheus |
+| ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
+| ``POST /cache/lookup`` | what a prompt would hit |
+| ``POST /cache/warm`` | computes a prompt ahead of its requests |
+| ``POST /cache/reset`` | drops everything cached, with a receipt |
+| ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
+
+The token is asked for before routing, so that a route added later is behind it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Query, Security
+from fastapi.responses import Response
+from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prefold.cache import ListingBounds
+from prefold.engine.async_engine import AsyncEngine
+from prefold.errors import EngineStoppedError
+from prefold.server import operations
+from prefold.server.admin_protocol import (
+    EmptyRequest,
+    HealthReply,
+    LookupReply,
+    PromptRequest,
+    QueueReply,
+    ResetReply,
+    StatsReply,
+    TimingReply,
+    TreeReply,
+    WarmReply,
+)
+from prefold.server.body import BodyReader
+from prefold.server.config import LOCAL_TENANT, ServerConfig, TenantConfig
+from prefold.server.credentials import AdminToken, AuthenticationError
+from prefold.server.errors import HttpError
+from prefold.server.exchange import ExchangeLayer
+from prefold.server.faults import install_fault_handlers
+from prefold.server.metrics import CONTENT_TYPE, Metrics
+from prefold.server.observer import Plane
+from prefold.server.prompt_reader import PromptReader
+from prefold.server.protocol import ERROR_RESPONSES
+from prefold.server.served_model import ServedModel
+from prefold.server.snapshot import take_snapshot
+from prefold.server.timings import MAX_REQUESTS
+
+#: Asked by programs that have no token, and telling nothing but alive and ready.
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+
+
+def make_admin_app(
+    engine: AsyncEngine,
+    model: ServedModel,
+    token: AdminToken,
+    metrics: Metrics,
+    config: ServerConfig,
+    *,
+    tenants: Sequence[TenantConfig] = (LOCAL_TENANT,),
+) -> FastAPI:
+    """Return the application of the admin plane.
+
+    Args:
+        engine: What it looks at and acts on.
+        model: The model behind it.
+        token: What every request but those of ``OPEN_PATHS`` must bring.
+        metrics: What ``/metrics`` shows, and where this plane's answers are counted.
+        config: Limits of bodies, and whether text of prompts may be shown.
+        tenants: Whose prompts can be warmed and looked up.
+    """
+    app = FastAPI(
+        title="Prefold, admin plane",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(ExchangeLayer, plane=Plane.ADMIN, observer=metrics),
+            Middleware(AdminGate, token=token),
+            Middleware(
+                BodyReader,
+                max_body_bytes=config.max_body_bytes,
+                max_depth=config.max_depth,
+            ),
+        ],
+    )
+    install_fault_handlers(app)
+    app.include_router(_open_router(engine))
+    # For the document only: it is the gate that asks for the token.
+    guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
+    guarded.include_router(_figures_router(engine, model, config))
+    guarded.include_router(_metrics_router(engine, metrics))
+    guarded.include_router(_cache_router(engine, PromptReader(model, tenants)))
+    app.include_router(guarded)
+    return app
+
+
+class AdminGate:
+    """Asks every request for the admin token, before anything else is made of it.
+
+    Args:
+        app: What is behind it.
+        token: The one that opens it.
+    """
+
+    __slots__ = ("_app", "_token")
+
+    def __init__(self, app: ASGIApp, *, token: AdminToken) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            values = Headers(scope=scope).getlist("authorization")
+            if len(values) > 1:
+                raise AuthenticationError(
+                    "there are several Authorization headers; send one"
+                )
+            self._token.check(values[0] if values else None)
+        await self._app(scope, receive, send)
+
+
+def _open_router(engine: AsyncEngine) -> APIRouter:
+    router = APIRouter(responses=ERROR_RESPONSES)
+
+    @router.get("/health/live")
+    async def live() -> HealthReply:
+        """Say whether the server works; if not, restart it."""
+        if not engine.is_alive:
+            raise _no_health("the engine has broken down; restart the server")
+        return HealthReply(status="alive")
+
+    @router.get("/health/ready")
+    async def ready() -> HealthReply:
+        """Say whether the server takes requests."""
+        if not engine.is_alive or not engine.is_accepting:
+            raise _no_health("the server takes no requests now")
+        return HealthReply(status="ready")
+
+    return router
+
+
+def _figures_router(
+    engine: AsyncEngine, model: ServedModel, config: ServerConfig
+) -> APIRouter:
+    router = APIRouter(responses=ERROR_RESPONSES)
+
+    @router.get("/health")
+    async def health() -> HealthReply:
+        """Say both in a word: ready, draining or broken."""
+        if not engine.is_alive:
+            return HealthReply(status="broken")
+        return HealthReply(status="ready" if engine.is_accepting else "draining")
+
+    @router.get("/cache/stats")
+    async def stats() -> StatsReply:
+        """Return the cache's and the engine's figures."""
+        return await operations.read_stats(engine, model)
+
+    @router.get("/cache/tree")
+    async def tree(
+        max_nodes: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
+        depth: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    ) -> TreeReply:
+        """Return the cached runs, from the beginnings of prompts outwards."""
+        return await operations.read_tree(
+            engine,
+            ListingBounds(max_nodes=max_nodes, max_depth=depth),
+            model if config.allow_prompt_text else None,
+        )
+
+    @router.get("/queue")
+    async def queue() -> QueueReply:
+        """Return how many are served and how many wait."""
+        return await operations.read_queue(engine)
+
+    return router
+
+
+def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
+    router = APIRouter(responses=ERROR_RESPONSES)
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "In Prometheus' text format.",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            }
+        },
+    )
+    async def read_metrics() -> Response:
+        """Return all metrics."""
+        try:
+            snapshot = await engine.call(take_snapshot)
+        except EngineStoppedError:
+            # What was counted is still worth reading, now more than ever.
+            snapshot = None
+        return Response(metrics.render(snapshot), media_type=CONTENT_TYPE)
+
+    @router.get("/requests/{request_id}/timing")
+    async def timing(request_id: str) -> TimingReply:
+        """Return the engine's own times of one of the last requests."""
+        choices = metrics.timings.find(request_id)
+        if choices is None:
+            raise HttpError(
+                404,
+                f"no request of that id has ended among the last {MAX_REQUESTS}; use the "
+                "x-request-id of its answer",
+            )
+        return TimingReply(
+            request_id=request_id,
+            choices=[operations.choice_times(choice) for choice in choices],
+        )
+
+    return router
+
+
+def _cache_router(engine: AsyncEngine, reader: PromptReader) -> APIRouter:
+    router = APIRouter(responses=ERROR_RESPONSES)
+
+    @router.post("/cache/warm")
+    async def warm(request: PromptRequest) -> WarmReply:
+        """Compute prompts now, so that later requests hit them."""
+        prompts, options = await reader.read(request)
+        return await operations.warm(engine, prompts, options)
+
+    @router.post("/cache/lookup")
+    async def look_up(request: PromptRequest) -> LookupReply:
+        """Say what prompts would hit. Has no effect."""
+        prompts, options = await reader.read(request)
+        return await operations.look_up(engine, prompts, options)
+
+    @router.post("/cache/reset")
+    async def reset(request: EmptyRequest) -> ResetReply:
+        """Drop everything that is cached, at once."""
+        del request
+        return await operations.reset(engine)
+
+    return router
+
+
+def _no_health(message: str) -> HttpError:
+    return HttpError(503, message, code="unavailable", retry_after_s=1.0)

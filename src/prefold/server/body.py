@@ -1,0 +1,163 @@
+"""Bodies: read whole, within limits of size, time and depth, before anything parses them.
+
+What passes is UTF-8 of a bounded size and a bounded depth; whether it is JSON, and the
+right one, is for the route to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prefold.server.errors import HttpError
+from prefold.server.exchange import ClientGoneError
+
+#: Seconds within which a body has to be there.
+BODY_DEADLINE_S = 10.0
+
+#: No route of another method reads a body.
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+#: Bytes looked at together when depth is measured.
+_PIECE = 1 << 18
+
+
+class BodyReader:
+    """Reads the bodies of requests that may have one.
+
+    Args:
+        app: What gets the whole body as one message.
+        max_body_bytes: A body of so many bytes, or more, is refused.
+        max_depth: Levels of nesting, at most.
+        deadline_s: Seconds that a client has to send it.
+    """
+
+    __slots__ = ("_app", "_deadline_s", "_max_body_bytes", "_max_depth")
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body_bytes: int,
+        max_depth: int,
+        deadline_s: float = BODY_DEADLINE_S,
+    ) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._max_depth = max_depth
+        self._deadline_s = deadline_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        self._check_length(headers)
+        body = await self._read(receive)
+        if body:
+            _check_media_type(headers)
+            self._check(body)
+        is_given = False
+
+        async def replay() -> Message:
+            nonlocal is_given
+            if is_given:
+                return await receive()
+            is_given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        # A longer number is too large whatever its end is.
+        if length.isdecimal() and int(length[:19]) >= self._max_body_bytes:
+            raise self._too_large()
+
+    async def _read(self, receive: Receive) -> bytes:
+        pieces: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    piece = message.get("body", b"")
+                    num_bytes += len(piece)
+                    if num_bytes >= self._max_body_bytes:
+                        raise self._too_large()
+                    pieces.append(piece)
+                    if not message.get("more_body", False):
+                        return b"".join(pieces)
+        except TimeoutError as error:
+            raise HttpError(
+                408,
+                f"the body did not arrive within {self._deadline_s:g} s; send it faster, "
+                "or less of it",
+                headers={"connection": "close"},
+            ) from error
+
+    def _check(self, body: bytes) -> None:
+        # Zero bytes are how UTF-16 would look, which JSON readers guess at.
+        if not is_utf8(body) or b"\0" in body:
+            raise HttpError(400, "the body must be JSON in UTF-8; it is not UTF-8")
+        if is_deeper(body, self._max_depth):
+            raise HttpError(
+                400,
+                f"the body is nested deeper than {self._max_depth} levels; flatten it",
+            )
+
+    def _too_large(self) -> HttpError:
+        # The connection stays: the web server throws the rest of the body away, while
+        # closing under a client that still sends would keep it from reading this.
+        return HttpError(
+            413,
+            f"the body must be smaller than {self._max_body_bytes} bytes; send less text "
+            "in one request",
+        )
+
+
+def _check_media_type(headers: Headers) -> None:
+    media_type = headers.get("content-type", "").split(";")[0].strip().lower()
+    # A web page can make a browser send other types anywhere without asking first.
+    if media_type != "application/json":
+        raise HttpError(
+            415, "set the header content-type to application/json and send JSON"
+        )
+
+
+def is_utf8(body: bytes) -> bool:
+    """Tell whether bytes are UTF-8."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_deeper(body: bytes, max_depth: int) -> bool:
+    """Tell whether JSON text is nested deeper than so many levels, without parsing it.
+
+    Of what is no JSON it tells something or other, but always in linear time.
+    """
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return False
+    # Without escapes every quote is the end of a string or its beginning.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    is_string, depth = False, 0
+    for start in range(0, len(plain), _PIECE):
+        piece = np.frombuffer(plain, dtype=np.uint8, count=-1)[start : start + _PIECE]
+        quotes = np.cumsum(piece == ord('"'), dtype=np.int32)
+        outside = (quotes + is_string) % 2 == 0
+        opens = outside & ((piece == ord("[")) | (piece == ord("{")))
+        closes = outside & ((piece == ord("]")) | (piece == ord("}")))
+        levels = depth + np.cumsum(opens.astype(np.int32) - closes)
+        if levels.max() > max_depth:
+            return True
+        is_string = bool((quotes[-1] + is_string) % 2)
+        depth = int(levels[-1])
+    return False

@@ -1,0 +1,351 @@
+"""Calls: one API call from the engine's side: its prompts, their replies, its end.
+
+::
+
+    desk.open(plan) -> limits -> a stream for each prompt -> pumps -> one queue -> reader
+                                                                |
+                                            a closed connection, a deadline: abort
+
+A pump carries what one stream yields until the stream has ended, whatever becomes of the
+reader. So a tenant's ticket is returned when the engine is really done with the request,
+and every output is noted once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.types import Receive
+
+from prefold.blocks.table import TokenIds
+from prefold.engine.async_engine import AsyncEngine, RequestStream
+from prefold.engine.config import RequestOptions
+from prefold.engine.outbox import NewToken
+from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
+from prefold.server.config import ServerConfig
+from prefold.server.credentials import Caller
+from prefold.server.errors import HttpError, stopped
+from prefold.server.exchange import ClientGoneError, Exchange
+from prefold.server.limits import TenantLimits, Ticket
+from prefold.server.observer import HttpObserver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlan:
+    """One prompt of a call, and how its replies are made.
+
+    Attributes:
+        num_reserved_tokens: What the tenant is charged until the real number is known.
+    """
+
+    token_ids: TokenIds = field(repr=False)
+    params: SamplingParams
+    num_reserved_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """All that is asked of the engine in one call; ``n`` replies to each prompt."""
+
+    prompts: Sequence[PromptPlan]
+    options: RequestOptions
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEvent:
+    """A token of one choice, or its end.
+
+    Attributes:
+        choice: Choices are numbered prompt by prompt.
+        output: Set exactly at the end of the choice.
+    """
+
+    choice: int
+    token: NewToken | None
+    output: RequestOutput | None
+
+
+class OpenCall:
+    """A call that the engine has taken in. Owned by whoever answers it.
+
+    ``close`` must be called in the end; afterwards it settles by itself.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_exchange",
+        "_is_expired",
+        "_n",
+        "_num_missing",
+        "_observer",
+        "_outputs",
+        "_pumps",
+        "_queue",
+        "_streams",
+        "_tickets",
+        "_watch",
+    )
+
+    def __init__(
+        self,
+        streams: Sequence[RequestStream],
+        tickets: Sequence[Ticket],
+        n: int,
+        exchange: Exchange,
+        observer: HttpObserver,
+    ) -> None:
+        self._streams = streams
+        self._tickets = tickets
+        self._n = n
+        self._exchange = exchange
+        self._observer = observer
+        self._outputs: list[RequestOutput | None] = [None] * (n * len(streams))
+        self._num_missing = len(self._outputs)
+        self._queue: asyncio.Queue[CallEvent | Exception] = asyncio.Queue()
+        self._is_expired = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+
+    def start(self, receive: Receive, timeout_s: float | None) -> None:
+        """Begin to carry events, and to watch connection and time."""
+        self._pumps = [
+            asyncio.create_task(self._pump(index)) for index in range(len(self._streams))
+        ]
+        self._watch = asyncio.create_task(self._watch_connection(receive))
+        if timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(timeout_s, self._expire)
+
+    async def events(self) -> AsyncIterator[CallEvent]:
+        """Yield what happens until every choice has ended well.
+
+        Raises:
+            ClientGoneError: Nobody waits for it any more.
+            HttpError: A choice could not be finished.
+        """
+        while self._num_missing:
+            event = await self._queue.get()
+            if isinstance(event, Exception):
+                raise event
+            if event.output is not None:
+                self._check(event.output)
+                self._outputs[event.choice] = event.output
+                self._num_missing -= 1
+                if not self._num_missing:
+                    self._exchange.usage = self.usage()
+            yield event
+
+    async def outputs(self) -> list[RequestOutput]:
+        """Wait for the end and return every choice's output.
+
+        Raises:
+            ClientGoneError: Nobody waits for it any more.
+            HttpError: A choice could not be finished.
+        """
+        async for _ in self.events():
+            pass
+        return [output for output in self._outputs if output is not None]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended well."""
+        return not self._num_missing
+
+    def usage(self) -> Usage:
+        """Return the call's tokens; each prompt counts once, as its first choice met it."""
+        outputs = [output for output in self._outputs if output is not None]
+        return total_usage(outputs, self._n)
+
+    def close(self) -> None:
+        """Abort what has not ended. May be called twice."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        for stream, pump in zip(self._streams, self._pumps, strict=True):
+            if not pump.done():
+                stream.abort()
+
+    async def _pump(self, index: int) -> None:
+        stream, ticket = self._streams[index], self._tickets[index]
+        num_prompt_tokens, num_reply_tokens = 0, 0
+        try:
+            async for event in stream.events():
+                ticket.stop_waiting()
+                if event.token is not None:
+                    num_reply_tokens += 1
+                if event.output is not None:
+                    num_prompt_tokens = event.output.usage.prompt_tokens
+                    self._observer.on_output(self._exchange.request_id, event.output)
+                self._queue.put_nowait(
+                    CallEvent(
+                        choice=index * self._n + event.index,
+                        token=event.token,
+                        output=event.output,
+                    )
+                )
+        except Exception as error:  # noqa: BLE001 -- raised again where events are read
+            self._queue.put_nowait(error)
+        finally:
+            ticket.leave(num_prompt_tokens + num_reply_tokens)
+
+    async def _watch_connection(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._abort()
+        self._queue.put_nowait(ClientGoneError())
+
+    def _expire(self) -> None:
+        self._is_expired = True
+        self._abort()
+
+    def _abort(self) -> None:
+        for stream in self._streams:
+            stream.abort()
+
+    def _check(self, output: RequestOutput) -> None:
+        match output.finish_reason:
+            case FinishReason.FAILED:
+                raise HttpError(
+                    500,
+                    f"the request failed: {output.error}; send it again",
+                    code="request_failed",
+                )
+            case FinishReason.ABORTED if self._is_expired:
+                raise HttpError(
+                    503,
+                    "the request took longer than this server allows; ask for fewer "
+                    "tokens, or try again when it has less to do",
+                    code="timeout",
+                    retry_after_s=1.0,
+                )
+            case FinishReason.ABORTED:
+                raise stopped()
+
+
+class Desk:
+    """Takes calls in: limits first, then the engine. One event loop.
+
+    Args:
+        engine: Where they go.
+        limits: Of the tenants.
+        config: Of the server.
+        observer: Told about every output.
+    """
+
+    __slots__ = ("_config", "_engine", "_limits", "_observer")
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        limits: TenantLimits,
+        config: ServerConfig,
+        observer: HttpObserver,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._config = config
+        self._observer = observer
+
+    @property
+    def max_n(self) -> int:
+        """Replies to one prompt, at most."""
+        return self._config.max_n
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the engine takes requests in."""
+        return self._engine.is_accepting
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the cache memory holds."""
+        return self._engine.engine.num_cache_tokens
+
+    async def open(self, plan: CallPlan, exchange: Exchange, receive: Receive) -> OpenCall:
+        """Have the engine take a call in, all of it or nothing.
+
+        Raises:
+            HttpError: It needs more requests at a time than the tenant may have.
+            PrefoldError: As the limits and the engine raise it.
+        """
+        caller = caller_of(exchange)
+        tickets = self._enter(plan, caller)
+        streams: list[RequestStream] = []
+        try:
+            streams = await self._submit(plan)
+        finally:
+            if not streams:
+                for ticket in tickets:
+                    ticket.leave(0)
+        exchange.was_taken = True
+        call = OpenCall(streams, tickets, plan.n, exchange, self._observer)
+        call.start(receive, self._config.request_timeout_s)
+        return call
+
+    def _enter(self, plan: CallPlan, caller: Caller) -> list[Ticket]:
+        """Take a ticket for each prompt: each is a request to the engine."""
+        tenant = caller.tenant
+        if len(plan.prompts) > tenant.max_concurrent:
+            raise HttpError(
+                400,
+                f"there are {len(plan.prompts)} prompts, but no more than "
+                f"{tenant.max_concurrent} requests may be open at the same time; send "
+                "fewer prompts together",
+                param="prompt",
+            )
+        tickets: list[Ticket] = []
+        try:
+            for prompt in plan.prompts:
+                ticket = self._limits.enter(tenant, prompt.num_reserved_tokens)
+                tickets.append(ticket)
+        except BaseException:
+            for ticket in tickets:
+                ticket.leave(0)
+            raise
+        return tickets
+
+    async def _submit(self, plan: CallPlan) -> list[RequestStream]:
+        """Submit every prompt; if one is refused, none stays."""
+        tasks = [
+            asyncio.create_task(
+                self._engine.submit(
+                    prompt.token_ids, prompt.params, options=plan.options, n=plan.n
+                )
+            )
+            for prompt in plan.prompts
+        ]
+        try:
+            await asyncio.wait(tasks)
+            return [task.result() for task in tasks]
+        except BaseException:
+            for task in tasks:
+                task.add_done_callback(_abort_result)
+            raise
+
+
+def total_usage(outputs: Sequence[RequestOutput], n: int) -> Usage:
+    """Add up the tokens of outputs in the order of choices, ``n`` to a prompt."""
+    return Usage(
+        prompt_tokens=sum(o.usage.prompt_tokens for o in outputs[::n]),
+        cached_tokens=sum(o.usage.cached_tokens for o in outputs[::n]),
+        completion_tokens=sum(o.usage.completion_tokens for o in outputs),
+    )
+
+
+def caller_of(exchange: Exchange) -> Caller:
+    """Return who asks. Every route that takes calls is behind the gate."""
+    if exchange.caller is None:
+        raise TypeError("a call came in without a caller")
+    return exchange.caller
+
+
+def _abort_result(task: asyncio.Task[RequestStream]) -> None:
+    """Give up a submission, whether it has been accepted already or will be."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    task.result().abort()

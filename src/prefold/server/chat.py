@@ -1,0 +1,159 @@
+"""Chat: the route that writes the next message of a conversation.
+
+Tools are given to the model's chat template, and that is all: if the model writes a call,
+it comes back as the text it is.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from prefold.blocks.table import TokenIds
+from prefold.engine.prompt import encode_prompt
+from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
+from prefold.server.chat_reply import ChatReply
+from prefold.server.chat_template import ChatTemplate, to_conversation
+from prefold.server.errors import HttpError
+from prefold.server.exchange import Exchange, exchange_of
+from prefold.server.logprobs import TokenTexts
+from prefold.server.models import check_model
+from prefold.server.off_loop import run_sized
+from prefold.server.prompt_encoder import PromptEncoder
+from prefold.server.protocol import ERROR_RESPONSES
+from prefold.server.protocol_chat import (
+    ChatCompletion,
+    ChatRequest,
+    size_of,
+)
+from prefold.server.replies import ReplyHeads, to_answer
+from prefold.server.sampling import check_common, check_max_tokens, to_options, to_params
+from prefold.server.served_model import ServedModel
+from prefold.server.streaming import open_stream
+
+#: What a reply of no stated length is charged until it has ended; it may well be shorter
+#: than all that the context leaves.
+_UNSTATED_TOKENS = 1024
+
+
+class ChatRoute:
+    """Answers requests for messages of one model."""
+
+    __slots__ = ("_desk", "_encoder", "_heads", "_model", "_template", "_texts")
+
+    def __init__(self, desk: Desk, model: ServedModel, template: ChatTemplate) -> None:
+        self._desk = desk
+        self._model = model
+        self._template = template
+        self._encoder = PromptEncoder(model.tokenizer, model.limits)
+        self._heads = ReplyHeads(model)
+        self._texts = TokenTexts(model.tokenizer)
+
+    async def answer(self, request: ChatRequest, http: Request) -> Response:
+        """Have a conversation continued.
+
+        Raises:
+            HttpError: With what to change.
+            PrefoldError: As the limits and the engine raise it.
+        """
+        exchange = exchange_of(http)
+        n = self._check(request)
+        token_ids = await run_sized(
+            size_of(request.messages), lambda: self._encode(request)
+        )
+        plan = self._plan(request, token_ids, n, exchange)
+        options = request.stream_options
+        reply = ChatReply(
+            self._heads.make("chatcmpl"),
+            n,
+            self._texts if request.logprobs else None,
+            wants_usage=options is not None and bool(options.include_usage),
+        )
+        call = await self._desk.open(plan, exchange, http.receive)
+        if request.stream:
+            return await open_stream(call, reply)
+        try:
+            outputs = await call.outputs()
+        finally:
+            call.close()
+        usage = call.usage()
+        return to_answer(reply.whole(outputs, usage), usage)
+
+    def _check(self, request: ChatRequest) -> int:
+        check_model(self._model, request.model)
+        if request.top_logprobs and not request.logprobs:
+            raise HttpError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return check_common(
+            request,
+            max_n=self._desk.max_n,
+        )
+
+    def _encode(self, request: ChatRequest) -> TokenIds:
+        conversation = to_conversation(request.messages, request.tools)
+        # A template writes its special tokens itself.
+        token_ids = self._encoder.encode(
+            self._template.render(conversation), has_special_tokens=True
+        )
+        return encode_prompt(token_ids, None, self._model.limits)
+
+    def _plan(
+        self, request: ChatRequest, token_ids: TokenIds, n: int, exchange: Exchange
+    ) -> CallPlan:
+        num_prompt_tokens = len(token_ids)
+        room = self._model.limits.max_model_len - num_prompt_tokens
+        stated = self._stated_tokens(request)
+        if stated is None:
+            # One token is spare, and no more is asked for than could ever be held.
+            fitting = self._desk.capacity_tokens - num_prompt_tokens - 1
+            max_tokens = max(1, min(room, fitting))
+            num_reserved = min(max_tokens, _UNSTATED_TOKENS)
+        else:
+            max_tokens = stated
+            num_reserved = min(max_tokens, room)
+        params = to_params(
+            request,
+            max_tokens=max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+        return CallPlan(
+            prompts=[
+                PromptPlan(
+                    token_ids=token_ids,
+                    params=params,
+                    num_reserved_tokens=num_prompt_tokens + n * num_reserved,
+                )
+            ],
+            options=to_options(request, caller_of(exchange).tenant),
+            n=n,
+        )
+
+    def _stated_tokens(self, request: ChatRequest) -> int | None:
+        old, new = request.max_tokens, request.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise HttpError(
+                400,
+                "max_tokens and max_completion_tokens are two names of one limit; send one",
+                param="max_tokens",
+            )
+        name = "max_tokens" if new is None else "max_completion_tokens"
+        stated = old if new is None else new
+        if stated is None:
+            return None
+        return check_max_tokens(name, stated, self._model.limits.max_model_len)
+
+
+def chat_router(desk: Desk, model: ServedModel, template: ChatTemplate) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(responses=ERROR_RESPONSES)
+    route = ChatRoute(desk, model, template)
+
+    @router.post(
+        "/v1/chat/completions",
+        response_model=ChatCompletion,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
+    async def create_message(request: ChatRequest, http: Request) -> Response:
+        """Write the next message of a conversation."""
+        return await route.answer(request, http)
+
+    return router

@@ -1,0 +1,197 @@
+"""Instruments: every metric there is, with its name, unit, labels and meaning.
+
+Labels take values from fixed lists only: nothing that a client wrote ever becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from prefold.server.hits import HitClass
+from prefold.server.snapshot import EngineSnapshot
+
+#: Stands for tenants, routes and statuses that are not on the list.
+OTHER = "other"
+
+_LENGTHS = (0, *(16 * 2**power for power in range(14)))
+_FIRST_TOKEN = (
+    *(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0),
+)
+_NEXT_TOKEN = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 5.0)
+
+
+class Outcome(Enum):
+    """How a request ended; each ends in exactly one of these."""
+
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    #: The engine never took it in.
+    REFUSED = "refused"
+
+
+class SnapshotGauges(Collector):
+    """The gauges of one snapshot; none without one, rather than stale ones.
+
+    Attributes:
+        snapshot: What the next scrape shows; None where the engine cannot be asked.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot: EngineSnapshot | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the families without samples, for the registry to know the names."""
+        return self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        blocks, queue, running, alive = self._families()
+        alive.add_metric([], float(self.snapshot is not None))
+        yield alive
+        if self.snapshot is None:
+            return
+        counts = self.snapshot.cache.blocks
+        blocks.add_metric(["free"], counts.free)
+        blocks.add_metric(["private"], counts.private)
+        blocks.add_metric(["shared"], counts.shared)
+        blocks.add_metric(["idle"], counts.idle)
+        queue.add_metric([], self.snapshot.num_waiting)
+        running.add_metric([], self.snapshot.num_running)
+        yield from (blocks, queue, running)
+
+    def _families(self) -> tuple[GaugeMetricFamily, ...]:
+        return (
+            GaugeMetricFamily(
+                "prefold_blocks",
+                "Blocks by state: free, private to one running sequence, shared (cached "
+                "and in use), idle (cached and reclaimable).",
+                labels=["state"],
+            ),
+            GaugeMetricFamily(
+                "prefold_queue_length",
+                "Sequences that wait for blocks or a turn, preempted ones included.",
+            ),
+            GaugeMetricFamily("prefold_running_sequences", "Sequences that hold blocks."),
+            GaugeMetricFamily(
+                "prefold_engine_alive",
+                "1 while the engine answers; at 0 the gauges that need it are missing.",
+            ),
+        )
+
+
+class Instruments:
+    """All metrics, in a registry of their own. Owned by ``Metrics``."""
+
+    def __init__(self, tenants: Iterable[str]) -> None:
+        self.registry = CollectorRegistry()
+        self.gauges = SnapshotGauges()
+        self.registry.register(self.gauges)
+        self.requests = self._counter(
+            "prefold_requests_total",
+            "Sequences by how they ended; a request for n choices has n of them. Refused "
+            "ones never reached the engine, and count once a request.",
+            ["outcome"],
+        )
+        self.prompt_tokens = self._counter(
+            "prefold_prompt_tokens_total", "Prompt tokens of sequences that ended.", _TENANT
+        )
+        self.query_tokens = self._counter(
+            "prefold_query_tokens_total",
+            "Of those, the tokens that were looked up in the cache.",
+            _TENANT,
+        )
+        self.hit_tokens = self._counter(
+            "prefold_hit_tokens_total",
+            "Of those, the tokens that were found there; by first admissions, so that "
+            "coming back after a preemption is no second hit.",
+            _TENANT,
+        )
+        self.completion_tokens = self._counter(
+            "prefold_completion_tokens_total",
+            "Reply tokens of sequences that ended.",
+            _TENANT,
+        )
+        self.hit_length = self._histogram(
+            "prefold_hit_length_tokens",
+            "Hit tokens of each sequence that looked its prompt up.",
+            buckets=_LENGTHS,
+        )
+        self.first_token = self._histogram(
+            "prefold_time_to_first_token_seconds",
+            "From submission to the first token, by what part of the prompt hit: none; "
+            "full: all that an equal prompt can hit; partial.",
+            ["hit"],
+            buckets=_FIRST_TOKEN,
+        )
+        self.next_token = self._histogram(
+            "prefold_time_per_output_token_seconds",
+            "Mean distance of a sequence's tokens after the first, by what part of the "
+            "prompt hit.",
+            ["hit"],
+            buckets=_NEXT_TOKEN,
+        )
+        self.computed_tokens = self._counter(
+            "prefold_computed_tokens_total", "Positions computed, of prompts and replies."
+        )
+        self.steps = self._counter("prefold_steps_total", "Steps that computed something.")
+        self.step_seconds = self._counter(
+            "prefold_step_seconds_total", "Time that those steps took."
+        )
+        self.seconds_saved = self._counter(
+            "prefold_prefill_seconds_saved_total",
+            "An estimate: hit tokens times the seconds that prefill takes per token. The "
+            "latter is measured: time over tokens of the last 256 steps that computed "
+            "more tokens than sequences may run, so prompts among them. Hits before the "
+            "first such step are added when it comes.",
+        )
+        self.evicted_blocks = self._counter(
+            "prefold_evicted_blocks_total", "Idle blocks dropped to make room."
+        )
+        self.preemptions = self._counter(
+            "prefold_preemptions_total", "Times a running sequence gave its blocks back."
+        )
+        self.responses = self._counter(
+            "prefold_http_responses_total",
+            "HTTP responses by plane, route template and status.",
+            ["plane", "route", "status"],
+        )
+        self.errors = self._counter(
+            "prefold_metric_errors_total",
+            "Values that no metric could take, such as negative counts. They were left "
+            "out, and their requests completed.",
+        )
+        self._begin_at_zero(tenants)
+
+    def _begin_at_zero(self, tenants: Iterable[str]) -> None:
+        """Show every series from the start: a rate needs the zero before the first one."""
+        for outcome in Outcome:
+            self.requests.labels(outcome=outcome.value)
+        for hit in HitClass:
+            self.first_token.labels(hit=hit.value)
+            self.next_token.labels(hit=hit.value)
+        for tenant in tenants:
+            for counter in (self.prompt_tokens, self.query_tokens, self.hit_tokens):
+                counter.labels(tenant=tenant)
+            self.completion_tokens.labels(tenant=tenant)
+
+    def _counter(self, name: str, meaning: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
+
+    def _histogram(
+        self,
+        name: str,
+        meaning: str,
+        labels: Iterable[str] = (),
+        *,
+        buckets: tuple[float, ...],
+    ) -> Histogram:
+        return Histogram(name, meaning, labels, buckets=buckets, registry=self.registry)
+
+
+_TENANT = ("tenant",)

@@ -1,0 +1,362 @@
+"""API keys: who may send requests for which tenant, kept as hashes in one file.
+
+A key has a part that may be seen and a secret of 256 random bits::
+
+    pf_9f2c41d0a7b35e68_<64 hexadecimal digits>
+       public id        secret
+
+The file holds SHA-256 of the whole key under its public id. A secret that random needs
+no slow hash: nobody can try enough of them. A look-up is one dictionary access, one hash
+and one comparison in constant time, whether the id is known or not.
+
+The file is replaced as a whole, under a lock, so of two commands none loses its key. A
+running server looks at most every two seconds whether it is another file now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from prefold.engine.digest_memory import FileStamp
+from prefold.engine.user_dirs import state_dir
+from prefold.errors import ConfigError, InvalidInputError
+from prefold.server.config import check_tenant_name
+from prefold.server.private_file import lock_beside, read_private, replace_private
+
+#: Names the key file in place of the configuration.
+KEY_FILE_VARIABLE = "PREFOLD_KEY_FILE"
+
+#: How long a change of the file may go unnoticed.
+CHECK_INTERVAL_S = 2.0
+
+MAX_LABEL_LENGTH = 100
+
+_WHAT = "the key file"
+_FORMAT = 1
+_MAX_KEYS = 10_000
+_MAX_BYTES = 2**23
+#: The end of the year 9999, the last that a date can be written for.
+MAX_TIME = 253_402_300_799
+
+#: File times are coarse: a file that changed moments ago could change again under the
+#: same ones, so it is read again until it has come to rest.
+_MIN_AGE_NS = 2 * 10**9
+
+_PUBLIC_ID_BYTES = 8
+_SECRET_BYTES = 32
+_PUBLIC_ID = re.compile(r"[0-9a-f]{16}")
+_KEY = re.compile(r"pf_([0-9a-f]{16})_[0-9a-f]{64}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+#: Compared with where there is no key of that id, so that this takes as long.
+_NO_DIGEST = "0" * 64
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """What is known of a key; its secret is not.
+
+    Attributes:
+        public_id: Names the key in logs and commands.
+        digest: SHA-256 of the whole key, hexadecimal.
+        tenant: Who it speaks for.
+        created_at: Seconds since the epoch, as ``expires_at``.
+        expires_at: When it stops being valid; None for never.
+        label: What its owner calls it.
+    """
+
+    public_id: str
+    digest: str = field(repr=False)
+    tenant: str
+    created_at: int
+    expires_at: int | None = None
+    label: str | None = None
+
+    def is_expired(self, now: float) -> bool:
+        """Tell whether it is valid no longer."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key that was just made: the only time that its text can be seen."""
+
+    entry: ApiKey
+    text: str
+
+    def __repr__(self) -> str:
+        return f"NewKey({self.entry.public_id!r})"
+
+
+class KeyFile:
+    """The keys of one file, which several processes may use at once.
+
+    A server keeps one and calls ``find``; a command makes one and calls ``create`` or
+    ``revoke``. To read it anew takes some 10 us for each key that is in it.
+
+    Args:
+        path: The file; one that does not exist holds no keys.
+        now: Seconds since the epoch.
+        clock: Seconds from any origin; never goes back.
+
+    Raises:
+        ConfigError: The file is there and cannot be used.
+    """
+
+    __slots__ = ("_checked_at", "_clock", "_fault", "_keys", "_now", "_path", "_stamp")
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._now = now
+        self._clock = clock
+        self._checked_at = clock()
+        #: What was wrong when it was last read.
+        self._fault: str | None = None
+        #: Of the file when it was read, if any later change will show in it.
+        self._stamp = self._settled_stamp()
+        self._keys = self._read()
+
+    def find(self, text: str) -> ApiKey | None:
+        """Return the key of that text, which may have expired; None if there is none."""
+        self._refresh()
+        found = _KEY.fullmatch(text)
+        if found is None:
+            return None
+        entry = self._keys.get(found[1])
+        expected = _NO_DIGEST if entry is None else entry.digest
+        return entry if hmac.compare_digest(digest_key(text), expected) else None
+
+    def entries(self) -> tuple[ApiKey, ...]:
+        """Return all keys, in the order in which they were made."""
+        self._refresh()
+        return tuple(self._keys.values())
+
+    def create(
+        self, tenant: str, *, label: str | None = None, expires_at: int | None = None
+    ) -> NewKey:
+        """Make a key and write it to the file.
+
+        Raises:
+            ConfigError: A value cannot be used, the file cannot be used or written, or
+                it is full.
+        """
+        check_tenant_name(tenant)
+        _check_label(label)
+        created_at = int(self._now())
+        if expires_at is not None and not created_at < expires_at <= MAX_TIME:
+            raise ConfigError("a key must expire after now and before the year 10000")
+        with self._changing() as keys:
+            if len(keys) >= _MAX_KEYS:
+                raise ConfigError(f"{_WHAT} {self._path} is full: revoke keys not in use")
+            public_id = secrets.token_hex(_PUBLIC_ID_BYTES)
+            while public_id in keys:
+                public_id = secrets.token_hex(_PUBLIC_ID_BYTES)
+            text = f"pf_{public_id}_{secrets.token_hex(_SECRET_BYTES)}"
+            entry = ApiKey(
+                public_id=public_id,
+                digest=digest_key(text),
+                tenant=tenant,
+                created_at=created_at,
+                expires_at=expires_at,
+                label=label,
+            )
+            keys[public_id] = entry
+        return NewKey(entry=entry, text=text)
+
+    def revoke(self, public_id: str) -> ApiKey:
+        """Remove the key with that id from the file, and return it.
+
+        Raises:
+            InvalidInputError: There is none, or it is no id; nothing changes.
+            ConfigError: The file cannot be used or written.
+        """
+        public_id = parse_public_id(public_id)
+        with self._changing() as keys:
+            if public_id not in keys:
+                raise InvalidInputError(
+                    f"there is no key {public_id} in {self._path}; "
+                    "'prefold keys list' shows all"
+                )
+            return keys.pop(public_id)
+
+    def now(self) -> float:
+        """Return the time by which keys expire."""
+        return self._now()
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, ApiKey]]:
+        """Yield the keys as the file has them, and write what the body made of them."""
+        # A link is followed, not replaced.
+        target = Path(os.path.realpath(self._path))
+        try:
+            with lock_beside(target):
+                keys = self._read()
+                yield keys
+                replace_private(target, _format(keys.values()))
+                self._keys = keys
+        except OSError as exc:
+            raise ConfigError(f"cannot write {_WHAT} {self._path}: {exc.strerror}") from exc
+
+    def _refresh(self) -> None:
+        """Take over what the file says now, if it is time to look and it has changed."""
+        now = self._clock()
+        if now - self._checked_at < CHECK_INTERVAL_S:
+            return
+        self._checked_at = now
+        # Taken before reading: a change in between shows the next time.
+        stamp = self._settled_stamp()
+        if stamp is not None and stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            keys = self._read()
+        except ConfigError as exc:
+            # Whatever happened to the file, who had access keeps it and nobody gets it.
+            fault = str(exc)
+            if fault != self._fault:
+                _LOG.warning("%s; the keys read before stay valid", fault)
+            self._fault = fault
+            return
+        self._fault = None
+        if self._keys and not keys:
+            _LOG.warning("%s %s holds no keys any more", _WHAT, self._path)
+        self._keys = keys
+
+    def _settled_stamp(self) -> FileStamp | None:
+        """Return what tells the file from a later one; None if nothing does so yet."""
+        try:
+            stamp = FileStamp.of(self._path)
+        except OSError:  # reading says what is wrong with it
+            return None
+        age_ns = self._now() * 1e9 - max(stamp.mtime_ns, stamp.ctime_ns)
+        return stamp if age_ns >= _MIN_AGE_NS else None
+
+    def _read(self) -> dict[str, ApiKey]:
+        try:
+            data = read_private(self._path, _WHAT, max_bytes=_MAX_BYTES)
+        except FileNotFoundError:
+            return {}
+        try:
+            return _parse(data)
+        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            raise ConfigError(
+                f"{_WHAT} {self._path} is damaged or of another release: restore it, or "
+                "remove it and make new keys with 'prefold keys new'"
+            ) from exc
+
+
+_FIELDS = {f.name for f in fields(ApiKey)}
+
+
+def default_key_path() -> Path:
+    """Return the key file in the user's state directory.
+
+    Raises:
+        ConfigError: The user has no home.
+    """
+    return state_dir() / "api_keys.json"
+
+
+def digest_key(text: str) -> str:
+    """Return what the file holds of the key ``text``."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_public_id(text: str) -> str:
+    """Return the public id in ``text``, which is one, a key, or a key's visible part.
+
+    Raises:
+        InvalidInputError: There is none in it. The message does not repeat it, since it
+            may be a secret.
+    """
+    public_id = text.removeprefix("pf_").partition("_")[0]
+    if not _PUBLIC_ID.fullmatch(public_id):
+        raise InvalidInputError(
+            "a key's id has 16 hexadecimal digits, such as 9f2c41d0a7b35e68; "
+            "'prefold keys list' shows all"
+        )
+    return public_id
+
+
+def _format(entries: Iterable[ApiKey]) -> bytes:
+    document = {"format": _FORMAT, "keys": [asdict(entry) for entry in entries]}
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _parse(data: bytes) -> dict[str, ApiKey]:
+    """Read the document strictly: half the keys are no keys."""
+    document = json.loads(data)
+    if document["format"] != _FORMAT or document.keys() != {"format", "keys"}:
+        raise ValueError("of another release")
+    entries = [_parse_entry(entry) for entry in document["keys"]]
+    keys = {entry.public_id: entry for entry in entries}
+    if len(keys) != len(entries):
+        raise ValueError("two keys with one id")
+    return keys
+
+
+def _parse_entry(entry: object) -> ApiKey:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+        raise ValueError("not those fields")
+    tenant = _text(entry["tenant"])
+    check_tenant_name(tenant)
+    expires_at, label = entry["expires_at"], entry["label"]
+    if label is not None:
+        _check_label(_text(label))
+    return ApiKey(
+        public_id=_matching(_PUBLIC_ID, entry["public_id"]),
+        digest=_matching(_DIGEST, entry["digest"]),
+        tenant=tenant,
+        created_at=_instant(entry["created_at"]),
+        expires_at=None if expires_at is None else _instant(expires_at),
+        label=None if label is None else _text(label),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _matching(pattern: re.Pattern[str], value: object) -> str:
+    text = _text(value)
+    if not pattern.fullmatch(text):
+        raise ValueError("not of that form")
+    return text
+
+
+def _instant(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("not a number")
+    if not 0 <= value <= MAX_TIME:
+        raise ValueError("not a time")
+    return value
+
+
+def _check_label(label: str | None) -> None:
+    if label is not None and not (
+        0 < len(label) <= MAX_LABEL_LENGTH and label.isprintable()
+    ):
+        raise ConfigError(
+            f"a label is 1 to {MAX_LABEL_LENGTH} printable characters on one line"
+        )

@@ -1,0 +1,193 @@
+"""Metrics: counts what the engine and the planes report, for Prometheus to read.
+
+Nothing here raises and no counter decreases, whatever values come in: a value that a
+metric cannot take is counted as an error and left out, and its request goes on.
+
+===========  ================================================================
+engine       ``on_step``, ``on_finished``: on its thread
+planes       ``on_response``, ``on_refused``, ``on_output``: on the event loop
+a scrape     ``render``, with a snapshot taken on the engine's thread
+===========  ================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Histogram, generate_latest
+
+from prefold.engine.config import RequestOptions
+from prefold.engine.request import FinishReason, RequestOutput, Usage
+from prefold.server.hits import hit_class
+from prefold.server.instruments import OTHER, Instruments, Outcome
+from prefold.server.observer import Plane
+from prefold.server.prefill_price import PrefillPrice
+from prefold.server.snapshot import EngineSnapshot
+from prefold.server.timings import RecentTimings
+
+_OUTCOMES = {
+    FinishReason.STOP: Outcome.FINISHED,
+    FinishReason.LENGTH: Outcome.FINISHED,
+    FinishReason.ABORTED: Outcome.ABORTED,
+    FinishReason.FAILED: Outcome.FAILED,
+}
+
+#: No figure of a request or a step comes near.
+_LIMIT = 2.0**53
+
+#: What the text that ``render`` returns is.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Observer of the engine and of both planes.
+
+    Attributes:
+        timings: Of the last requests; used on the event loop only.
+    """
+
+    def __init__(self, *, tenants: Iterable[str], min_prefill_tokens: int) -> None:
+        """Begin at zero.
+
+        Args:
+            tenants: The names that may become labels.
+            min_prefill_tokens: A step of so many tokens computes prompts: one more than
+                sequences may run.
+        """
+        self._tenants = frozenset(tenants)
+        self._instruments = Instruments(sorted(self._tenants))
+        self._price = PrefillPrice(min_tokens=min_prefill_tokens)
+        # Hits that came before the price was known.
+        self._num_unpriced_tokens = 0
+        self._num_evicted_blocks = 0
+        self._num_preemptions = 0
+        self.timings = RecentTimings()
+
+    # -- the engine ----------------------------------------------------------------
+
+    def on_step(self, seconds: float, num_computed_tokens: int) -> None:
+        """Note a step."""
+        if not _is_amount(seconds) or not _is_count(num_computed_tokens):
+            self._note_error()
+            return
+        mine = self._instruments
+        mine.steps.inc()
+        mine.step_seconds.inc(seconds)
+        mine.computed_tokens.inc(num_computed_tokens)
+        self._price.note(seconds, num_computed_tokens)
+        if self._num_unpriced_tokens:
+            self._price_hits(0)
+
+    def on_finished(self, output: RequestOutput, options: RequestOptions) -> None:
+        """Note that a sequence ended."""
+        outcome = _OUTCOMES[output.finish_reason]
+        self._instruments.requests.labels(outcome=outcome.value).inc()
+        if not _is_plausible(output.usage):
+            self._note_error()
+            return
+        # One that was never admitted did not look anything up.
+        is_query = options.access.read and output.miss_reason is not None
+        self._count_tokens(output.usage, options.tenant, is_query=is_query)
+        hit, timing = hit_class(output.usage).value, output.timing
+        self._observe(self._instruments.first_token.labels(hit=hit), timing.ttft_s)
+        self._observe(self._instruments.next_token.labels(hit=hit), timing.tpot_s)
+
+    # -- the planes ----------------------------------------------------------------
+
+    def on_response(self, plane: Plane, route: str | None, status: int) -> None:
+        """Note a response."""
+        known = OTHER if route is None else route
+        # Whatever a status is, it must not make a series for each of its values.
+        code = str(status) if _is_count(status) and 100 <= status <= 599 else OTHER
+        self._instruments.responses.labels(
+            plane=plane.value, route=known, status=code
+        ).inc()
+
+    def on_refused(self, tenant: str) -> None:
+        """Note a request for tokens that the engine never took in."""
+        del tenant
+        self._instruments.requests.labels(outcome=Outcome.REFUSED.value).inc()
+
+    def on_output(self, request_id: str, output: RequestOutput) -> None:
+        """Remember the figures of a choice that ended."""
+        self.timings.note(request_id, output)
+
+    # -- a scrape ------------------------------------------------------------------
+
+    def render(self, snapshot: EngineSnapshot | None) -> bytes:
+        """Return all metrics as text; without a snapshot, the counters."""
+        mine = self._instruments
+        mine.gauges.snapshot = snapshot
+        if snapshot is not None:
+            self._num_evicted_blocks = self._follow(
+                mine.evicted_blocks,
+                self._num_evicted_blocks,
+                snapshot.cache.num_evicted_blocks,
+            )
+            self._num_preemptions = self._follow(
+                mine.preemptions, self._num_preemptions, snapshot.num_preemptions
+            )
+        return generate_latest(mine.registry)
+
+    # -- inside --------------------------------------------------------------------
+
+    def _count_tokens(self, usage: Usage, tenant: str, *, is_query: bool) -> None:
+        mine = self._instruments
+        label = tenant if tenant in self._tenants else OTHER
+        mine.prompt_tokens.labels(tenant=label).inc(usage.prompt_tokens)
+        mine.completion_tokens.labels(tenant=label).inc(usage.completion_tokens)
+        if is_query:
+            mine.query_tokens.labels(tenant=label).inc(usage.prompt_tokens)
+            mine.hit_tokens.labels(tenant=label).inc(usage.cached_tokens)
+            mine.hit_length.observe(usage.cached_tokens)
+            self._price_hits(usage.cached_tokens)
+
+    def _price_hits(self, num_tokens: int) -> None:
+        self._num_unpriced_tokens += num_tokens
+        price = self._price.seconds_per_token
+        if price is not None:
+            self._add(self._instruments.seconds_saved, self._num_unpriced_tokens * price)
+            self._num_unpriced_tokens = 0
+
+    def _follow(self, counter: Counter, before: int, now: int) -> int:
+        """Let a counter of ours grow as one of the engine's did; return its new value."""
+        if not _is_count(now) or now < before:
+            self._note_error()
+            return before
+        counter.inc(now - before)
+        return now
+
+    def _observe(self, histogram: Histogram, seconds: float | None) -> None:
+        if seconds is None:
+            return
+        if _is_amount(seconds):
+            histogram.observe(seconds)
+        else:
+            self._note_error()
+
+    def _add(self, counter: Counter, amount: float) -> None:
+        if _is_amount(amount):
+            counter.inc(amount)
+        else:
+            self._note_error()
+
+    def _note_error(self) -> None:
+        self._instruments.errors.inc()
+
+
+def _is_plausible(usage: Usage) -> bool:
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return all(map(_is_count, counts)) and usage.cached_tokens <= usage.prompt_tokens
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_amount(value)
+
+
+def _is_amount(value: object) -> bool:
+    # NaN and infinity pass every comparison that counters make, and spoil them for good.
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < _LIMIT
+    )

@@ -1,0 +1,239 @@
+"""Operations: what the admin plane does to an engine, and what it tells of one.
+
+Whatever touches the engine runs on its thread, between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from prefold.blocks.table import TokenIds
+from prefold.cache import CacheListing, Everything, ListedRun, ListingBounds, Lookup
+from prefold.engine.async_engine import AsyncEngine
+from prefold.engine.config import RequestOptions
+from prefold.engine.engine import Engine
+from prefold.engine.request import FinishReason, RequestOutput, SamplingParams
+from prefold.errors import CapacityError, EngineStoppedError
+from prefold.server.admin_protocol import (
+    BlockFigures,
+    ChoiceTimes,
+    FoundPrompt,
+    LookupReply,
+    QueueReply,
+    ResetReply,
+    Run,
+    StatsReply,
+    TreeReply,
+    WarmedPrompt,
+    WarmReply,
+)
+from prefold.server.hits import hit_class
+from prefold.server.served_model import ServedModel
+from prefold.server.snapshot import take_snapshot
+from prefold.server.timings import ChoiceTiming
+
+#: Computes a prompt and makes no reply.
+_NO_REPLY = SamplingParams(max_tokens=0)
+
+
+async def warm(
+    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+) -> WarmReply:
+    """Compute prompts without replies, so that later requests hit them.
+
+    Raises:
+        RequestError: A prompt can never be served.
+        CapacityError: There is no room now, or a computation failed.
+        EngineStoppedError: No more requests are taken.
+    """
+    streams = []
+    try:
+        for prompt in prompts:
+            # One by one, so that those before a failure are known and aborted.
+            streams.append(await engine.submit(prompt, _NO_REPLY, options=options))  # noqa: PERF401
+        outputs = await asyncio.gather(*(stream.outputs() for stream in streams))
+    except BaseException:
+        for stream in streams:
+            stream.abort()
+        raise
+    found = await _look_up(engine, prompts, options)
+    return WarmReply(
+        prompts=[
+            _warmed(output, lookup) for [output], lookup in zip(outputs, found, strict=True)
+        ]
+    )
+
+
+async def look_up(
+    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+) -> LookupReply:
+    """Say what prompts would hit at this moment. Has no effect.
+
+    Raises:
+        EngineStoppedError: The engine cannot be asked.
+    """
+    found = await _look_up(engine, prompts, options)
+    return LookupReply(
+        prompts=[
+            FoundPrompt(
+                prompt_tokens=len(prompt),
+                hit_tokens=lookup.num_hit_tokens,
+                miss=lookup.miss.kind.value,
+                explanation=lookup.miss.describe(),
+            )
+            for prompt, lookup in zip(prompts, found, strict=True)
+        ]
+    )
+
+
+async def reset(engine: AsyncEngine) -> ResetReply:
+    """Make everything cached unfindable, at once.
+
+    Raises:
+        EngineStoppedError: The engine cannot be asked.
+    """
+    receipt = await engine.call(lambda it: it.cache.invalidate(Everything()))
+    return ResetReply(
+        dropped_blocks=receipt.num_blocks,
+        leased_blocks=receipt.num_leased_blocks,
+        is_upper_bound=receipt.is_upper_bound,
+        num_invalidations=receipt.num_invalidations,
+    )
+
+
+async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
+    """Return the figures of this moment.
+
+    Raises:
+        EngineStoppedError: The engine cannot be asked.
+    """
+    now = await engine.call(take_snapshot)
+    counts = now.cache.blocks
+    return StatsReply(
+        model=model.name,
+        fingerprint=model.system_fingerprint,
+        blocks=BlockFigures(
+            free=counts.free,
+            private=counts.private,
+            shared=counts.shared,
+            idle=counts.idle,
+            total=now.num_blocks,
+        ),
+        block_size=now.block_size,
+        capacity_tokens=now.num_blocks * now.block_size,
+        num_trees=now.cache.num_trees,
+        num_runs=now.cache.num_nodes,
+        num_leases=now.cache.num_leases,
+        num_evictions=now.cache.num_evictions,
+        num_evicted_blocks=now.cache.num_evicted_blocks,
+        num_steps=now.num_steps,
+        num_computed_tokens=now.num_computed_tokens,
+        num_hit_tokens=now.num_hit_tokens,
+        num_sampled_tokens=now.num_sampled_tokens,
+        num_admissions=now.num_admissions,
+        num_preemptions=now.num_preemptions,
+        num_failed_steps=now.num_failed_steps,
+    )
+
+
+async def read_tree(
+    engine: AsyncEngine, bounds: ListingBounds, model: ServedModel | None
+) -> TreeReply:
+    """Return the cached runs.
+
+    Args:
+        engine: Whose.
+        bounds: How many.
+        model: Whose tokenizer makes text of tokens; None where text must not be shown.
+
+    Raises:
+        EngineStoppedError: The engine cannot be asked.
+    """
+
+    def take(it: Engine) -> CacheListing:
+        return it.cache.listing(bounds)
+
+    listing = await engine.call(take)
+    return TreeReply(
+        runs=[_run(run, model) for run in listing.runs],
+        num_runs=listing.num_nodes,
+        is_complete=listing.is_complete,
+    )
+
+
+async def read_queue(engine: AsyncEngine) -> QueueReply:
+    """Return who is served and who waits.
+
+    Raises:
+        EngineStoppedError: The engine cannot be asked.
+    """
+    now = await engine.call(take_snapshot)
+    return QueueReply(
+        waiting=now.num_waiting,
+        running=now.num_running,
+        max_queued=now.max_queued,
+        is_accepting=engine.is_accepting,
+    )
+
+
+def choice_times(choice: ChoiceTiming) -> ChoiceTimes:
+    """Return what an operator is told of one reply."""
+    usage, timing = choice.usage, choice.timing
+    return ChoiceTimes(
+        finish_reason=choice.finish_reason.value,
+        hit=hit_class(usage).value,
+        miss=choice.miss,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        queued_s=timing.queued_s,
+        ttft_s=timing.ttft_s,
+        tpot_s=timing.tpot_s,
+        total_s=timing.total_s,
+    )
+
+
+async def _look_up(
+    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+) -> list[Lookup]:
+    def ask(it: Engine) -> list[Lookup]:
+        return [it.lookup(prompt, options=options) for prompt in prompts]
+
+    return await engine.call(ask)
+
+
+def _warmed(output: RequestOutput, lookup: Lookup) -> WarmedPrompt:
+    if output.finish_reason is FinishReason.ABORTED:
+        raise EngineStoppedError("the engine stopped before a prompt was computed")
+    if output.error is not None:
+        raise CapacityError(f"a prompt was not computed: {output.error}; try again")
+    return WarmedPrompt(
+        prompt_tokens=output.usage.prompt_tokens,
+        cached_tokens=output.usage.cached_tokens,
+        hit_tokens=lookup.num_hit_tokens,
+    )
+
+
+def _run(run: ListedRun, model: ServedModel | None) -> Run:
+    text = None
+    if model is not None:
+        # Of a run that begins inside a character, the first sign is a replacement.
+        text = str(model.tokenizer.decode(run.token_ids.tolist()))
+    return Run(
+        parent=run.parent,
+        depth=run.depth,
+        fingerprint=run.tree,
+        start=run.start,
+        tokens=run.num_tokens,
+        blocks=run.num_blocks,
+        is_partial=run.is_partial,
+        audience=run.kind.value,
+        domain=run.domain,
+        is_salted=run.is_salted,
+        leases=run.num_leases,
+        hits=run.num_hits,
+        idle_s=run.idle_s,
+        children=run.num_children,
+        text=text,
+    )

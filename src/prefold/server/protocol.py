@@ -1,0 +1,233 @@
+"""The protocol: what requests and answers of all routes have in common.
+
+Types are strict: a number as text, or ``true`` for a number, is refused. So is a field
+that nobody knows, since it may have been meant to change the reply. A field of OpenAI's
+that is known here and cannot be honoured takes null only, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, LiteralString
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+_MAX_SALT_BYTES = 256
+_SEED_LIMIT = 2**63
+
+#: The document's numbers are floats, which round the limit up.
+_DOCUMENTED_SEEDS: dict[str, JsonValue] = {"minimum": -(2**53), "maximum": 2**53}
+
+
+def explained(sentence: LiteralString) -> WrapValidator:
+    """Return what replaces every complaint about a field by one about its use.
+
+    ``sentence`` goes on after the field's name: "must be ...", "is not supported ...".
+    """
+
+    def check(value: Any, check_inner: Callable[[Any], Any]) -> Any:
+        try:
+            return check_inner(value)
+        except ValidationError as error:
+            raise PydanticCustomError("explained", sentence) from error
+
+    return WrapValidator(check)
+
+
+class StrictModel(BaseModel):
+    """A part of a request. No complaint repeats what was sent."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class ReplyModel(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _check_salt(value: Any, check_inner: Callable[[Any], Any]) -> Any:
+    sentence: LiteralString = "must be a text of 1 to 256 bytes of UTF-8"
+    try:
+        salt = check_inner(value)
+    except ValidationError as error:
+        raise PydanticCustomError("explained", sentence) from error
+    if isinstance(salt, str) and len(salt.encode()) > _MAX_SALT_BYTES:
+        raise PydanticCustomError("explained", sentence)
+    return salt
+
+
+class CacheFields(StrictModel):
+    """What a request may do with cached KV."""
+
+    read: bool = True
+    """Whether it may reuse what is cached."""
+    write: bool = True
+    """Whether it may leave anything behind."""
+    ttl_s: Annotated[
+        None,
+        explained("is not supported yet; leave it out, entries go when room is needed"),
+    ] = None
+    priority: Annotated[None, explained("is not supported yet; leave it out")] = None
+
+
+class StreamOptions(StrictModel):
+    """How a streamed reply is told."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[
+        Literal[False] | None, explained("must be false: replies are not padded")
+    ] = None
+
+
+class GenerationRequest(StrictModel):
+    """The fields that both completion routes have."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    """Replies to each prompt."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """1 if left out; 0 takes the most likely token each time."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Keep this many of the most likely tokens; 0 keeps all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    frequency_penalty: Annotated[
+        Annotated[float, Field(ge=0, le=0)] | None,
+        explained("is not supported; leave it out, or use repetition_penalty"),
+    ] = None
+    presence_penalty: Annotated[
+        Annotated[float, Field(ge=0, le=0)] | None,
+        explained("is not supported; leave it out, or use repetition_penalty"),
+    ] = None
+    logit_bias: Annotated[
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=1024),
+        ]
+        | None,
+        explained(
+            "must be an object of at most 1024 token ids, as texts of digits, with numbers "
+            "from -100 to 100"
+        ),
+    ] = None
+    seed: (
+        Annotated[
+            int,
+            Field(ge=-_SEED_LIMIT, lt=_SEED_LIMIT, json_schema_extra=_DOCUMENTED_SEEDS),
+        ]
+        | None
+    ) = None
+
+    stop: Annotated[
+        Annotated[str, Field(min_length=1, max_length=1024)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)
+        ]
+        | None,
+        explained("must be a text of 1 to 1024 characters, or a list of at most 16 such"),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[
+            list[Annotated[int, Field(ge=0, lt=2**31)]],
+            Field(max_length=1024),
+        ]
+        | None,
+        explained("must be a list of at most 1024 token ids"),
+    ] = None
+    ignore_eos: bool | None = None
+
+    cache_salt: Annotated[
+        Annotated[str, Field(min_length=1, max_length=_MAX_SALT_BYTES)] | None,
+        WrapValidator(_check_salt),
+    ] = None
+    """Cached KV is shared only with requests of the same tenant and salt."""
+    cache: CacheFields | None = None
+
+    user: str | None = None
+    """Accepted and not used."""
+    safety_identifier: str | None = None
+    """Accepted and not used."""
+    metadata: Annotated[
+        dict[str, str] | None, explained("must be an object whose values are texts")
+    ] = None
+    """Accepted and not used."""
+    prompt_cache_key: str | None = None
+    """A hint which requests belong together. Equal prefixes are found without it."""
+    service_tier: Annotated[
+        Literal["auto", "default", "flex", "scale", "priority"] | None,
+        explained("must be 'auto', 'default', 'flex', 'scale' or 'priority'"),
+    ] = None
+    """Accepted and not used: requests are served in a fair order."""
+
+
+class PromptTokensDetails(ReplyModel):
+    """Parts of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class UsageReply(ReplyModel):
+    """Tokens of a request. Each prompt counts once, however many replies it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ErrorFields(ReplyModel):
+    """What went wrong, and what to change."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(ReplyModel):
+    """An answer that is no success."""
+
+    error: ErrorFields
+
+
+#: How errors are documented for every route; the keys are FastAPI's.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": ErrorReply,
+        "description": "The request cannot be served; the message says what to change.",
+    },
+    503: {
+        "model": ErrorReply,
+        "description": "There is no room now; the same request may work later.",
+        "headers": {
+            "Retry-After": {
+                "description": "Seconds after which to try again.",
+                "schema": {"type": "integer", "minimum": 1},
+                "required": True,
+            }
+        },
+    },
+}

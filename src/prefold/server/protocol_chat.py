@@ -1,0 +1,267 @@
+"""Protocol of ``/v1/chat/completions``: a conversation in, the next message out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from prefold.server.protocol import (
+    GenerationRequest,
+    ReplyModel,
+    StrictModel,
+    UsageReply,
+    explained,
+)
+
+
+class TextPart(StrictModel):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+_ONLY_TEXT = explained(
+    "must be a text, or a list of parts of type 'text'; images, audio and files are not "
+    "supported"
+)
+Content = Annotated[str | list[TextPart], _ONLY_TEXT]
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class InstructionMessage(StrictModel):
+    """What the model is told about its task."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: _Name | None = None
+
+
+class UserMessage(StrictModel):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: _Name | None = None
+
+
+class CalledFunction(StrictModel):
+    """The function of an earlier call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(StrictModel):
+    """A call that an earlier reply made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(StrictModel):
+    """An earlier reply."""
+
+    role: Literal["assistant"]
+    content: Annotated[str | list[TextPart] | None, _ONLY_TEXT] = None
+    name: _Name | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: Annotated[None, explained("must be null: put what was said into content")] = (
+        None
+    )
+    annotations: Annotated[
+        Annotated[list[Any], Field(max_length=0)] | None,
+        explained("must be left out: no reply of this server has any"),
+    ] = None
+    audio: Annotated[None, explained("is not supported; leave it out")] = None
+    function_call: Annotated[None, explained("is not supported; use tool_calls")] = None
+
+
+class ToolMessage(StrictModel):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: _Name | None = None
+
+
+Message = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage,
+    Field(discriminator="role"),
+]
+
+
+class FunctionFields(StrictModel):
+    """What the model is told of a function."""
+
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[
+        Literal[False] | None,
+        explained("must be false: what the model writes is not held to a schema"),
+    ] = None
+
+
+class Tool(StrictModel):
+    """A function that the chat template is told of."""
+
+    type: Annotated[Literal["function"], explained("must be 'function'")]
+    function: FunctionFields
+
+
+class TextFormat(StrictModel):
+    """The one format that replies have."""
+
+    type: Literal["text"]
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+Tools = Annotated[list[Tool], Field(max_length=512)]
+
+
+class ChatRequest(GenerationRequest):
+    """A body of ``POST /v1/chat/completions``."""
+
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """All that the context leaves, if left out."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The same under its newer name."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Alternatives to report for each token; needs ``logprobs``."""
+
+    tools: Tools | None = None
+    """Given to the chat template. What the model writes comes back as text."""
+    tool_choice: Annotated[
+        Literal["auto", "none"] | None,
+        explained("must be 'auto' or 'none': the model cannot be made to call a tool"),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    """Accepted and not used."""
+    functions: Annotated[None, explained("is not supported; use tools")] = None
+    function_call: Annotated[None, explained("is not supported; use tool_choice")] = None
+
+    response_format: Annotated[
+        TextFormat | None,
+        explained(
+            "must be {'type': 'text'}: replies are not held to a format; ask for it in the "
+            "prompt and check the reply"
+        ),
+    ] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(min_length=1)] | None,
+        explained("must be ['text']: replies are text"),
+    ] = None
+    audio: Annotated[None, explained("is not supported; replies are text")] = None
+    store: Annotated[
+        Literal[False] | None, explained("must be false: replies are not stored")
+    ] = None
+    prediction: Annotated[None, explained("is not supported; leave it out")] = None
+    reasoning_effort: Annotated[None, explained("is not supported; leave it out")] = None
+    verbosity: Annotated[None, explained("is not supported; leave it out")] = None
+    web_search_options: Annotated[None, explained("is not supported; leave it out")] = None
+    moderation: Annotated[None, explained("is not supported; leave it out")] = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "in-memory"] | None,
+        explained("must be 'in_memory': entries go when room is needed"),
+    ] = None
+
+
+class TopLogprob(ReplyModel):
+    """A token that was likely at some place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobReply(ReplyModel):
+    """A token of the reply, and what was likely at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(ReplyModel):
+    """Log-probabilities of a reply."""
+
+    content: list[TokenLogprobReply]
+    refusal: None = None
+
+
+class ChatMessage(ReplyModel):
+    """A reply. Calls of tools are part of its text, as the model wrote them."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(ReplyModel):
+    """One of the replies."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(ReplyModel):
+    """An answer of ``POST /v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class ChatDelta(ReplyModel):
+    """What a piece of a streamed reply adds."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(ReplyModel):
+    """A piece of one of the replies."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatChunk(ReplyModel):
+    """An event of a streamed reply."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: UsageReply | None = None
+
+
+def size_of(messages: Messages) -> int:
+    """Return how many characters the contents of messages have together."""
+    return sum(len(part) for message in messages for part in _texts_of(message.content))
+
+
+def _texts_of(content: str | list[TextPart] | None) -> list[str]:
+    match content:
+        case None:
+            return []
+        case str():
+            return [content]
+    return [part.text for part in content]

@@ -1,0 +1,84 @@
+"""The public plane: what tenants reach.
+
+Layers, from outside in; each sees only what the one before let through::
+
+    exchange   an id, one log line, errors made into answers
+    gate       a key, for every path but /health, known or not
+    body       size, time, UTF-8, depth
+    routes     fields, then limits, then the engine
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI, Security
+from fastapi.security import HTTPBearer
+from starlette.middleware import Middleware
+
+from prefold.engine.async_engine import AsyncEngine
+from prefold.server.body import BodyReader
+from prefold.server.calls import Desk
+from prefold.server.chat import chat_router
+from prefold.server.chat_template import ChatTemplate
+from prefold.server.completions import completions_router
+from prefold.server.config import ServerConfig
+from prefold.server.credentials import Authenticator
+from prefold.server.exchange import ExchangeLayer
+from prefold.server.faults import install_fault_handlers
+from prefold.server.gate import Gate
+from prefold.server.health import HEALTH_PATH, health_router
+from prefold.server.limits import TenantLimits
+from prefold.server.models import models_router
+from prefold.server.observer import HttpObserver, Plane
+from prefold.server.served_model import ServedModel
+from prefold.server.tokenize import tokenize_router
+
+#: Of the routes whose requests ask for tokens.
+TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+
+def make_public_app(
+    engine: AsyncEngine,
+    model: ServedModel,
+    authenticator: Authenticator,
+    limits: TenantLimits,
+    config: ServerConfig,
+    observer: HttpObserver,
+) -> FastAPI:
+    """Return the application of the public plane."""
+    desk = Desk(engine, limits, config, observer)
+    template = ChatTemplate(model.tokenizer)
+    app = FastAPI(
+        title="Prefold",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(
+                ExchangeLayer,
+                plane=Plane.PUBLIC,
+                observer=observer,
+                token_paths=TOKEN_PATHS,
+            ),
+            Middleware(
+                Gate,
+                authenticate=authenticator.authenticate,
+                open_paths=frozenset({HEALTH_PATH}),
+            ),
+            Middleware(
+                BodyReader,
+                max_body_bytes=config.max_body_bytes,
+                max_depth=config.max_depth,
+            ),
+        ],
+    )
+    install_fault_handlers(app)
+    app.include_router(health_router(desk))
+    # For the document only: it is the gate that asks for keys.
+    bearer = [Security(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
+    keyed = APIRouter(dependencies=bearer)
+    keyed.include_router(completions_router(desk, model))
+    keyed.include_router(chat_router(desk, model, template))
+    keyed.include_router(tokenize_router(model, template))
+    keyed.include_router(models_router(model))
+    app.include_router(keyed)
+    return app

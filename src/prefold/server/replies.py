@@ -1,0 +1,84 @@
+"""Replies: what the answers of both completion routes have in common."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from prefold.engine.request import FinishReason, Usage
+from prefold.server.protocol import PromptTokensDetails, UsageReply
+from prefold.server.served_model import ServedModel
+from prefold.server.streaming import CACHED_TOKENS_HEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """What every piece of one reply begins with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ReplyHeads:
+    """Makes the heads of new replies.
+
+    Args:
+        model: What the replies are of.
+        clock: Seconds since 1970.
+        new_id: Makes random ids; a number would tell a client how much others ask.
+    """
+
+    __slots__ = ("_clock", "_model", "_new_id", "_system_fingerprint")
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._new_id = new_id
+        self._system_fingerprint = model.system_fingerprint
+
+    def make(self, prefix: str) -> ReplyHead:
+        """Return the head of a new reply, whose id begins with ``prefix``."""
+        return ReplyHead(
+            id=f"{prefix}-{self._new_id()}",
+            created=int(self._clock()),
+            model=self._model.name,
+            system_fingerprint=self._system_fingerprint,
+        )
+
+
+def to_usage(usage: Usage) -> UsageReply:
+    """Return a call's tokens as clients read them."""
+    return UsageReply(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+    )
+
+
+def to_finish_reason(reason: FinishReason) -> Literal["stop", "length"]:
+    """Return how a choice ended that ended well."""
+    return "stop" if reason is FinishReason.STOP else "length"
+
+
+def to_answer(reply: BaseModel, usage: Usage) -> Response:
+    """Return a whole reply as an answer."""
+    return Response(
+        reply.model_dump_json(),
+        media_type="application/json",
+        headers={CACHED_TOKENS_HEADER: str(usage.cached_tokens)},
+    )

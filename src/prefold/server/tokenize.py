@@ -1,0 +1,71 @@
+"""Tokenize: the route that says which tokens a prompt has, without computing anything."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from prefold.server.chat_template import ChatTemplate, to_conversation
+from prefold.server.errors import HttpError
+from prefold.server.models import check_model
+from prefold.server.off_loop import run_sized
+from prefold.server.prompt_encoder import PromptEncoder
+from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
+from prefold.server.protocol_chat import Messages, Tools, size_of
+from prefold.server.served_model import ServedModel
+
+
+class TokenizeRequest(StrictModel):
+    """A body of ``POST /tokenize``: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+
+
+class TokenizeReply(ReplyModel):
+    """The tokens that a completion route would give to the model."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    """Tokens of a prompt and its reply together."""
+
+
+def tokenize_router(model: ServedModel, template: ChatTemplate) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(responses=ERROR_RESPONSES)
+    encoder = PromptEncoder(model.tokenizer, model.limits)
+
+    @router.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> TokenizeReply:
+        """Return the tokens of a prompt, or of a conversation with the chat template."""
+        if request.model is not None:
+            check_model(model, request.model)
+        token_ids = await _encode(request, encoder, template)
+        return TokenizeReply(
+            tokens=token_ids,
+            count=len(token_ids),
+            max_model_len=model.limits.max_model_len,
+        )
+
+    return router
+
+
+async def _encode(
+    request: TokenizeRequest, encoder: PromptEncoder, template: ChatTemplate
+) -> list[int]:
+    prompt, messages = request.prompt, request.messages
+    if messages is not None and prompt is None:
+        return await run_sized(
+            size_of(messages),
+            lambda: encoder.encode(
+                template.render(to_conversation(messages, request.tools)),
+                has_special_tokens=True,
+            ),
+        )
+    if prompt is None or messages is not None:
+        raise HttpError(400, "send either prompt or messages", param="prompt")
+    if request.tools is not None:
+        raise HttpError(400, "tools needs messages", param="tools")
+    return await run_sized(len(prompt), lambda: encoder.encode(prompt))

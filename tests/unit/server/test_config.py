@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from prefold.errors import ConfigError
+from prefold.server.config import (
+    LOCAL_TENANT,
+    CacheConfig,
+    ModelConfig,
+    PrefoldConfig,
+    ServerConfig,
+    TenantConfig,
+    is_loopback,
+)
+
+
+def test_defaults_serve_this_machine_only() -> None:
+    config = PrefoldConfig()
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+    assert (config.server.admin_host, config.server.admin_port) == ("127.0.0.1", 8001)
+    assert config.tenants == ()
+    assert config.engine.max_queued == config.server.max_queued
+    assert not config.server.allow_prompt_text
+
+
+def test_the_local_tenant_has_the_local_domain() -> None:
+    assert (LOCAL_TENANT.name, LOCAL_TENANT.domain) == ("default", "local")
+
+
+def test_a_domain_left_out_is_the_name() -> None:
+    assert TenantConfig(name="acme").domain == "acme"
+    assert TenantConfig(name="acme", domain="acme/search").domain == "acme/search"
+    renamed = dataclasses.replace(TenantConfig(name="acme"), max_concurrent=2)
+    assert renamed.domain == "acme"
+
+
+@pytest.mark.parametrize("name", ["a", "A-1", "acme.search_2", "x" * 64])
+def test_names_of_tenants(name: str) -> None:
+    assert TenantConfig(name=name, domain="d").name == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".", "a b", "a/b", "é", "a\n", "x" * 65, 7])
+def test_names_that_no_tenant_can_have(name: object) -> None:
+    with pytest.raises(ConfigError, match="a tenant's name is"):
+        TenantConfig(name=name, domain="d")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("domain", ["A", "a//b", "/a", "a/", "../a", "a b", "é", "x" * 256])
+def test_domains_that_no_tenant_can_have(domain: str) -> None:
+    with pytest.raises(ConfigError, match="tenant 'acme': a domain path"):
+        TenantConfig(name="acme", domain=domain)
+
+
+def test_a_name_that_is_no_domain_needs_one_beside_it() -> None:
+    with pytest.raises(ConfigError, match="tenant 'Acme': a domain path"):
+        TenantConfig(name="Acme")
+
+
+def test_nobody_owns_what_everybody_reads() -> None:
+    with pytest.raises(ConfigError, match="'public' is everybody's"):
+        TenantConfig(name="public")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_concurrent": 0},
+        {"max_concurrent": True},
+        {"max_concurrent": 1.5},
+        {"tokens_per_minute": 0},
+        {"tokens_per_minute": -5},
+        {"tokens_per_minute": 10**400},
+        {"queue_share": 0},
+        {"queue_share": -0.5},
+        {"queue_share": 1.01},
+        {"queue_share": float("nan")},
+        {"queue_share": True},
+    ],
+)
+def test_senseless_limits_of_a_tenant(values: Mapping[str, float]) -> None:
+    [name] = values
+    with pytest.raises(ConfigError, match=f"tenant 'acme': {name} must be"):
+        TenantConfig(name="acme", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"port": -1},
+        {"port": 65_536},
+        {"port": True},
+        {"admin_port": 10**30},
+        {"max_body_bytes": 0},
+        {"max_depth": 0},
+        {"max_depth": 100_000},
+        {"max_n": 0},
+        {"max_n": 16_384},
+        {"drain_s": -1},
+        {"drain_s": float("inf")},
+        {"drain_s": float("nan")},
+        {"drain_s": 10**400},
+        {"request_timeout_s": 0},
+        {"request_timeout_s": float("nan")},
+        {"max_queued": 0},
+        {"host": " "},
+        {"admin_host": ""},
+    ],
+)
+def test_senseless_settings_of_the_server(values: Mapping[str, object]) -> None:
+    [name] = values
+    with pytest.raises(ConfigError, match=f"{name} must be") as caught:
+        ServerConfig(**values)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 120
+
+
+def test_the_planes_need_two_ports() -> None:
+    with pytest.raises(ConfigError, match="two planes need two ports"):
+        ServerConfig(port=9000, admin_port=9000)
+    assert ServerConfig(port=0, admin_port=0).port == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"source": ""},
+        {"served_name": "  "},
+        {"max_model_len": 1},
+        {"num_threads": 0},
+        {"position_offset": -1},
+    ],
+)
+def test_senseless_settings_of_the_model(values: Mapping[str, object]) -> None:
+    [name] = values
+    with pytest.raises(ConfigError, match=f"{name} must"):
+        ModelConfig(**values)  # type: ignore[arg-type]
+
+
+def test_senseless_settings_of_the_cache() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        CacheConfig(memory="1GiB", blocks=4)
+    with pytest.raises(ConfigError, match="no memory size"):
+        CacheConfig(memory="plenty")
+    with pytest.raises(ConfigError, match="blocks must be"):
+        CacheConfig(blocks=0)
+    with pytest.raises(ConfigError, match="block_size must be"):
+        CacheConfig(block_size=0)
+
+
+def test_tenants_share_neither_name_nor_domain() -> None:
+    acme = TenantConfig(name="acme")
+    with pytest.raises(ConfigError, match="two tenants named 'acme'"):
+        PrefoldConfig(tenants=(acme, TenantConfig(name="acme", domain="b")))
+    with pytest.raises(ConfigError, match="'acme' and 'b' both have the domain 'acme'"):
+        PrefoldConfig(tenants=(acme, TenantConfig(name="b", domain="acme")))
+
+
+def test_a_tenant_may_stand_below_another() -> None:
+    tenants = (
+        TenantConfig(name="acme"),
+        TenantConfig(name="search", domain="acme/search"),
+    )
+    assert PrefoldConfig(tenants=tenants).tenants == tenants
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "example.org", "128.0.0.1"])  # noqa: S104 -- what is refused
+def test_without_tenants_no_other_machine_gets_in(host: str) -> None:
+    server = ServerConfig(host=host)
+    with pytest.raises(ConfigError, match=r"host must be 127\.0\.0\.1"):
+        PrefoldConfig(server=server)
+    tenants = (TenantConfig(name="acme"),)
+    assert PrefoldConfig(server=server, tenants=tenants).tenants == tenants
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_addresses_of_this_machine(host: str) -> None:
+    assert is_loopback(host)
+    assert PrefoldConfig(server=ServerConfig(host=host)).tenants == ()

@@ -1,0 +1,371 @@
+"""The public plane under load and in trouble: limits, failures, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prefold.engine.config import SchedulerConfig
+from prefold.engine.request import FinishReason
+from prefold.server.config import ServerConfig, TenantConfig
+from prefold.server.credentials import Authenticator
+from prefold.server.keys import KeyFile
+from prefold.server.observer import Plane
+from support.asgi_call import Answer, AsgiCall
+from support.public_plane import (
+    CHAT,
+    TEXT,
+    PublicPlane,
+    chat_body,
+    make_authenticator,
+    public_plane,
+    run,
+    start,
+    text_body,
+    until,
+)
+
+PROMPT = "the long beginning that all of these prompts have in common, and more of it. "
+
+
+# -- limits --------------------------------------------------------------------------------
+
+
+def test_a_tenant_at_its_limit_is_told_to_wait(tmp_path: Path) -> None:
+    authenticator, keys = make_authenticator(tmp_path / "keys.json")
+
+    async def test() -> None:
+        async with public_plane(authenticator=authenticator) as plane:
+            key = keys["acme"]
+            plane.runner.is_open.clear()
+            open_ones = [
+                asyncio.create_task(plane.post(TEXT, text_body("x"), key=key))
+                for _ in range(3)
+            ]
+            await until(lambda: plane.limits.num_open("acme") >= 3)
+            answer = await plane.post(TEXT, text_body("x"), key=key)
+            assert answer.status == 429
+            assert answer.message
+            assert int(answer.headers["retry-after"]) >= 1
+            # Others are served, and several prompts are several requests.
+            other = asyncio.create_task(
+                plane.post(TEXT, text_body("x"), key=keys["globex"])
+            )
+            await until(lambda: plane.limits.num_open("globex") >= 1)
+            plane.runner.is_open.set()
+            for task in [*open_ones, other]:
+                assert (await task).status == 200
+            answer = await plane.post(TEXT, text_body(["x"] * 4), key=key)
+            assert answer.status == 400
+            assert "fewer prompts" in answer.message
+            answer = await plane.post(TEXT, text_body(["x"] * 3), key=key)
+            assert answer.status == 200
+            await plane.assert_nothing_is_held("acme")
+            assert plane.watcher.refused == ["acme", "acme"]
+
+    run(test)
+
+
+def test_tokens_a_minute_are_those_that_were_really_used(tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.create("acme").text
+    authenticator = Authenticator(
+        [TenantConfig(name="acme", tokens_per_minute=1000)], key_file
+    )
+
+    async def test() -> None:
+        async with public_plane(authenticator=authenticator) as plane:
+            letters = plane.tokenizer.encode("abcdefghijklmno")
+            body = text_body("x", max_tokens=600, stop_token_ids=letters)
+            # Each may come to 601 tokens, and comes to 2.
+            for _ in range(5):
+                answer = await plane.post(TEXT, body, key=key)
+                assert answer.json["usage"]["total_tokens"] == 2
+            answer = await plane.post(TEXT, text_body("x" * 900, max_tokens=50), key=key)
+            assert answer.status == 200
+            answer = await plane.post(TEXT, text_body("x" * 900, max_tokens=50), key=key)
+            assert answer.status == 429
+            assert "lower max_tokens" in answer.message
+
+    run(test)
+
+
+def test_a_reply_of_no_stated_length_is_not_charged_the_whole_context(
+    tmp_path: Path,
+) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.create("acme").text
+    tenant = TenantConfig(name="acme", tokens_per_minute=1500)
+    authenticator = Authenticator([tenant], key_file)
+
+    async def test() -> None:
+        async with public_plane(authenticator=authenticator) as plane:
+            letters = plane.tokenizer.encode("abcdefghijklmno")
+            for _ in range(3):
+                body = chat_body("x", stop_token_ids=letters)
+                answer = await plane.post(CHAT, body, key=key)
+                assert answer.status == 200, answer.body
+                assert answer.json["usage"]["completion_tokens"] == 1
+
+    run(test)
+
+
+def test_prompt_and_reply_are_charged_as_long_as_they_were(tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.create("acme").text
+    tenant = TenantConfig(name="acme", tokens_per_minute=1000)
+    authenticator = Authenticator([tenant], key_file)
+
+    async def test() -> None:
+        async with public_plane(authenticator=authenticator) as plane:
+            for prompt, max_tokens in (("x", 400), ("x" * 400, 1)):
+                body = text_body(prompt, max_tokens=max_tokens)
+                assert (await plane.post(TEXT, body, key=key)).status == 200
+            # Some 198 are left.
+            answer = await plane.post(TEXT, text_body("x", max_tokens=300), key=key)
+            assert answer.status == 429
+            answer = await plane.post(TEXT, text_body("x", max_tokens=150), key=key)
+            assert answer.status == 200
+
+    run(test)
+
+
+def test_a_request_waits_until_its_first_token() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            plane.runner.is_open.clear()
+            call = start(plane, TEXT, text_body("x", max_tokens=1500, stream=True))
+            await until(lambda: plane.limits.num_waiting("default") == 1)
+            plane.runner.is_open.set()
+            for _ in range(3):
+                assert await call.next_message() is not None
+            assert plane.limits.num_open("default") == 1
+            assert plane.limits.num_waiting("default") == 0
+            call.disconnect()
+            await call.wait()
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_a_full_queue_is_a_503_with_a_time_to_wait() -> None:
+    scheduler = SchedulerConfig(max_running=1, max_queued=2)
+
+    async def test() -> None:
+        async with public_plane(scheduler=scheduler) as plane:
+            plane.runner.is_open.clear()
+            tasks = [
+                asyncio.create_task(plane.post(TEXT, text_body(f"{i} {PROMPT}")))
+                for i in range(8)
+            ]
+            done: set[asyncio.Task[Answer]] = set()
+            while not done:
+                await asyncio.sleep(0.01)
+                done = {task for task in tasks if task.done()}
+                if not done and plane.limits.num_open("default") == 8:
+                    plane.runner.is_open.set()
+            plane.runner.is_open.set()
+            answers = [await task for task in tasks]
+            statuses = [answer.status for answer in answers]
+            assert set(statuses) == {200, 503}
+            for answer in answers:
+                if answer.status == 503:
+                    assert int(answer.headers["retry-after"]) >= 1
+                    assert answer.message
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_of_several_prompts_all_are_taken_or_none() -> None:
+    scheduler = SchedulerConfig(max_running=1, max_queued=2)
+
+    async def test() -> None:
+        async with public_plane(scheduler=scheduler) as plane:
+            body = text_body(["a", "b", "c", "d", "e"], max_tokens=1500)
+            answer = await plane.post(TEXT, body)
+            assert answer.status == 503
+            await plane.assert_nothing_is_held()
+            assert plane.watcher.refused == ["default"]
+            # Those that were taken before the first refusal did not run to their end.
+            assert plane.engine.engine.counters.num_sampled_tokens < 1400
+
+    run(test)
+
+
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    async def test() -> None:
+        async with public_plane(config=ServerConfig(request_timeout_s=0.1)) as plane:
+            plane.runner.is_open.clear()
+            asyncio.get_running_loop().call_later(0.3, plane.runner.is_open.set)
+            answer = await plane.post(TEXT, text_body("x", max_tokens=2000))
+            assert answer.status == 503
+            assert answer.json["error"]["code"] == "timeout"
+            answer = await plane.post(TEXT, text_body("x", max_tokens=2000, stream=True))
+            assert answer.events[-1]["error"]["code"] == "timeout"
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+# -- trouble -------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_is_an_error_and_the_next_request_works() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            plane.runner.fails = True
+            for body in (text_body("x"), text_body("x", stream=True)):
+                answer = await plane.post(TEXT, body)
+                assert answer.status == 500
+                assert "fire" not in answer.message
+                assert "RuntimeError" in answer.message
+            plane.runner.fails = False
+            await plane.complete("x")
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_an_error_after_the_first_piece_is_the_last_event() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            call = start(plane, TEXT, text_body("x", max_tokens=2000, stream=True))
+            for _ in range(4):
+                assert await call.next_message() is not None
+            plane.runner.fails = True
+            answer = await finish(call)
+            *_, last = answer.decode().strip().split("\n\n")
+            assert '"error"' in last
+            assert "[DONE]" not in answer.decode()
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_a_server_that_stops_says_so() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            plane.runner.is_open.clear()
+            waiting = asyncio.create_task(plane.post(TEXT, text_body("x", max_tokens=2000)))
+            await until(lambda: plane.limits.num_open("default") >= 1)
+            stopping = asyncio.create_task(plane.engine.stop(drain_s=0.0))
+            await asyncio.sleep(0.01)
+            plane.runner.is_open.set()
+            await stopping
+            answers = [
+                await waiting,
+                await plane.post(TEXT, text_body("x")),
+                await plane.post(CHAT, chat_body("x")),
+                await plane.get("/health"),
+            ]
+            for answer in answers:
+                assert answer.status == 503
+                assert int(answer.headers["retry-after"]) >= 1
+                assert "shutting down" in answer.message
+
+    run(test)
+
+
+async def finish(call: AsgiCall) -> bytes:
+    """Return the rest of an answer's body."""
+    rest = b""
+    while (message := await call.next_message()) is not None:
+        rest += message.get("body", b"")
+    return rest
+
+
+async def reach(
+    plane: PublicPlane, call: AsgiCall, moment: str, *, is_streamed: bool
+) -> None:
+    """Wait until a request is where its client is to leave."""
+    counters = plane.engine.engine.counters
+    if moment == "queued":
+        await until(lambda: plane.limits.num_waiting("default") == 1)
+    elif moment == "prefilling":
+        await until(lambda: counters.num_steps > 0)
+    elif is_streamed:
+        for _ in range(5):
+            await call.next_message()
+    else:
+        await until(lambda: counters.num_sampled_tokens > 5)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+@pytest.mark.parametrize("moment", ["queued", "prefilling", "streaming"])
+def test_a_client_that_leaves_ends_its_request(
+    moment: str, path: str, *, is_streamed: bool
+) -> None:
+    scheduler = SchedulerConfig(max_running=1, max_step_tokens=16)
+    fields = {"max_tokens": 1500, "stream": is_streamed}
+    body = (text_body if path == TEXT else chat_body)(PROMPT * 3, **fields)
+
+    async def test() -> None:
+        async with public_plane(scheduler=scheduler) as plane:
+            core = plane.engine.engine
+            calls = []
+            if moment == "queued":
+                calls.append(start(plane, TEXT, text_body("block", max_tokens=1500)))
+                await until(lambda: core.counters.num_sampled_tokens > 2)
+            calls.append(start(plane, path, body))
+            await reach(plane, calls[-1], moment, is_streamed=is_streamed)
+            for call in reversed(calls):
+                call.disconnect()
+                await call.wait()
+            await plane.assert_nothing_is_held()
+            # Far fewer than were asked for: the engine did not go on by itself.
+            assert core.counters.num_sampled_tokens < 1400
+            assert len(plane.watcher.outputs) == len(calls)
+            assert all(
+                output.finish_reason is FinishReason.ABORTED
+                for _, output in plane.watcher.outputs
+            )
+            if not is_streamed:
+                assert (Plane.PUBLIC, path, 499) in plane.watcher.responses
+            # What was computed stays, and is right.
+            reply = await plane.complete(PROMPT * 3, max_tokens=3)
+            off = await plane.complete(
+                PROMPT * 3, max_tokens=3, cache={"read": False, "write": False}
+            )
+            assert reply["choices"] == off["choices"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("moment", ["queued", "streaming"])
+def test_a_server_that_gives_a_request_up_ends_it(
+    moment: str, *, is_streamed: bool
+) -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            if moment == "queued":
+                plane.runner.is_open.clear()
+            body = text_body(PROMPT, max_tokens=1500, stream=is_streamed)
+            call = start(plane, TEXT, body)
+            await reach(plane, call, moment, is_streamed=is_streamed)
+            await call.cancel()
+            plane.runner.is_open.set()
+            await plane.assert_nothing_is_held()
+            assert plane.engine.engine.counters.num_sampled_tokens < 1400
+
+    run(test)
+
+
+def test_every_output_is_noted_once_under_the_id_the_client_was_told() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            answer = await plane.post(
+                TEXT,
+                text_body(["a", "b"], n=2, max_tokens=2),
+                headers={"x-request-id": "mine"},
+            )
+            assert answer.headers["x-request-id"] == "mine"
+            assert [name for name, _ in plane.watcher.outputs] == ["mine"] * 4
+            assert plane.watcher.responses == [(Plane.PUBLIC, TEXT, 200)]
+            assert plane.watcher.refused == []
+
+    run(test)
