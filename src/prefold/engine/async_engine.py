@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from prefold.engine.engine import Engine
 from prefold.engine.outbox import NewToken
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestId, RequestOutput, SamplingParams
-from prefold.errors import EngineStoppedError, InvariantError
+from prefold.errors import EngineStoppedError, InvariantError, RequestError
 
 _log = logging.getLogger(__name__)
 
@@ -188,31 +188,54 @@ class AsyncEngine:
             CapacityError: There is no room for it now.
             EngineStoppedError: No more requests are taken.
         """
+        [stream] = await self.submit_together([(prompt, params)], options=options, n=n)
+        return stream
+
+    async def submit_together(
+        self,
+        jobs: Sequence[tuple[Prompt, SamplingParams]],
+        *,
+        options: RequestOptions,
+        n: int = 1,
+    ) -> list[RequestStream]:
+        """Queue several requests for ``n`` replies each, between two steps; all or none.
+
+        Raises:
+            RequestError: One of them can never be served.
+            CapacityError: There is no room for all of them now.
+            EngineStoppedError: No more requests are taken.
+        """
         if not self._is_accepting:
             raise EngineStoppedError("the server is shutting down")
 
-        def begin(engine: Engine) -> RequestStream:
-            if n > 1:
-                _check_room(engine, n)
-            request_ids = [engine.submit(prompt, params, options=options)]
+        def begin(engine: Engine) -> list[RequestStream]:
+            _check_room(engine, len(jobs) * n)
+            opened: list[list[RequestId]] = []
             try:
-                if n > 1:
-                    request_ids += engine.fork(request_ids[0], n - 1)
+                for prompt, params in jobs:
+                    opened.append([engine.submit(prompt, params, options=options)])
+                    if n > 1:
+                        opened[-1] += engine.fork(opened[-1][0], n - 1)
             except BaseException:
-                engine.abort(request_ids[0])
+                for request_ids in opened:
+                    for request_id in request_ids:
+                        engine.abort(request_id)
                 raise
-            stream = RequestStream(request_ids, self._abort)
-            for index, request_id in enumerate(request_ids):
-                self._places[request_id] = (stream, index)
-            return stream
+            return [self._open(request_ids) for request_ids in opened]
 
         submitted = asyncio.ensure_future(self.call(begin))
         try:
             return await asyncio.shield(submitted)
         except asyncio.CancelledError:
             # Whoever asked has gone; what was queued for it must not run.
-            submitted.add_done_callback(_abort_result)
+            submitted.add_done_callback(_abort_results)
             raise
+
+    def _open(self, request_ids: list[RequestId]) -> RequestStream:
+        stream = RequestStream(request_ids, self._abort)
+        for index, request_id in enumerate(request_ids):
+            self._places[request_id] = (stream, index)
+        return stream
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Run ``function`` on the engine's thread, between two steps.
@@ -333,17 +356,22 @@ def _ignore(error: EngineStoppedError) -> None:
     del error
 
 
-def _check_room(engine: Engine, n: int) -> None:
-    """Refuse a request whose forks may not wait, before it is queued itself.
+def _check_room(engine: Engine, num_new: int) -> None:
+    """Refuse what may not wait, before any of it is queued.
 
-    One that is queued ends as an abort, which would count it a second time.
+    What is queued ends as an abort, which would count it a second time.
     """
+    config = engine.config.scheduler
+    if num_new > config.max_queued:
+        raise RequestError(
+            f"{num_new} replies are asked for at once, but only {config.max_queued} "
+            "requests may wait (max_queued); ask for fewer"
+        )
     # Between steps every running sequence holds one lease, and nobody else does.
     num_waiting = engine.num_open - engine.cache.snapshot().num_leases
-    config = engine.config.scheduler
     # Without room for one the engine says so, after asking whether it could ever fit.
     if num_waiting < config.max_queued:
-        check_queue(num_waiting, n, config)
+        check_queue(num_waiting, num_new, config)
 
 
 def _count_open(engine: Engine) -> int:
@@ -365,6 +393,8 @@ def _fail(future: asyncio.Future[_T], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _abort_result(submitted: asyncio.Future[RequestStream]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().abort()
+def _abort_results(submitted: asyncio.Future[list[RequestStream]]) -> None:
+    if submitted.cancelled() or submitted.exception() is not None:
+        return
+    for stream in submitted.result():
+        stream.abort()

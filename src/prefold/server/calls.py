@@ -277,7 +277,11 @@ class Desk:
         tickets = self._enter(plan, caller)
         streams: list[RequestStream] = []
         try:
-            streams = await self._submit(plan)
+            streams = await self._engine.submit_together(
+                [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
+                options=plan.options,
+                n=plan.n,
+            )
         finally:
             if not streams:
                 for ticket in tickets:
@@ -309,24 +313,6 @@ class Desk:
             raise
         return tickets
 
-    async def _submit(self, plan: CallPlan) -> list[RequestStream]:
-        """Submit every prompt; if one is refused, none stays."""
-        tasks = [
-            asyncio.create_task(
-                self._engine.submit(
-                    prompt.token_ids, prompt.params, options=plan.options, n=plan.n
-                )
-            )
-            for prompt in plan.prompts
-        ]
-        try:
-            await asyncio.wait(tasks)
-            return [task.result() for task in tasks]
-        except BaseException:
-            for task in tasks:
-                task.add_done_callback(_abort_result)
-            raise
-
 
 def total_usage(outputs: Sequence[RequestOutput], n: int) -> Usage:
     """Add up the tokens of outputs in the order of choices, ``n`` to a prompt."""
@@ -342,10 +328,3 @@ def caller_of(exchange: Exchange) -> Caller:
     if exchange.caller is None:
         raise TypeError("a call came in without a caller")
     return exchange.caller
-
-
-def _abort_result(task: asyncio.Task[RequestStream]) -> None:
-    """Give up a submission, whether it has been accepted already or will be."""
-    if task.cancelled() or task.exception() is not None:
-        return
-    task.result().abort()

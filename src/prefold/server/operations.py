@@ -47,11 +47,10 @@ async def warm(
         CapacityError: There is no room now, or a computation failed.
         EngineStoppedError: No more requests are taken.
     """
-    streams = []
+    streams = await engine.submit_together(
+        [(prompt, _NO_REPLY) for prompt in prompts], options=options
+    )
     try:
-        for prompt in prompts:
-            # One by one, so that those before a failure are known and aborted.
-            streams.append(await engine.submit(prompt, _NO_REPLY, options=options))  # noqa: PERF401
         outputs = await asyncio.gather(*(stream.outputs() for stream in streams))
     except BaseException:
         for stream in streams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,10 @@ class Doors:
     authenticator: Authenticator
 
 
+#: A tenth of Python's own.
+_SWITCH_INTERVAL_S = 0.0005
+
+
 def serve(
     config: PrefoldConfig,
     progress: SetupProgress,
@@ -75,6 +80,9 @@ def serve(
             announce(_announcement(config, doors, listeners, assembly, model))
 
         planes = make_planes(config, doors, assembly.parts, model)
+        # The engine's thread holds the interpreter between its kernels; the loop must not
+        # wait ten times its own work before it may send a token.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         first = asyncio.run(
             run_planes(
                 planes, listeners, drain_s=config.server.drain_s, on_started=on_started

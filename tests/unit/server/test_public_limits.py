@@ -180,17 +180,41 @@ def test_a_full_queue_is_a_503_with_a_time_to_wait() -> None:
 
 
 def test_of_several_prompts_all_are_taken_or_none() -> None:
+    scheduler = SchedulerConfig(max_running=1, max_queued=4)
+
+    async def test() -> None:
+        async with public_plane(scheduler=scheduler) as plane:
+            engine = plane.engine.engine
+            plane.runner.is_open.clear()
+            running = asyncio.create_task(plane.post(TEXT, text_body("x", max_tokens=3)))
+            await until(lambda: engine.counters.num_admissions == 1)
+            # One of them could wait, and three more, but not five in all.
+            body = text_body(["a", "b", "c"], max_tokens=3)
+            first = asyncio.create_task(plane.post(TEXT, body))
+            second = asyncio.create_task(plane.post(TEXT, body))
+            await asyncio.sleep(0.05)
+            plane.runner.is_open.set()
+            answers = [await first, await second]
+            assert sorted(answer.status for answer in answers) == [200, 503]
+            assert (await running).status == 200
+            await plane.assert_nothing_is_held()
+            assert plane.watcher.refused == ["default"]
+            # Nothing of what was refused was ever taken in.
+            assert engine.counters.num_admissions == 4
+
+    run(test)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b", "c"]}, {"n": 3}])
+def test_what_can_never_wait_together_is_refused_for_good(fields: dict[str, object]) -> None:
     scheduler = SchedulerConfig(max_running=1, max_queued=2)
 
     async def test() -> None:
         async with public_plane(scheduler=scheduler) as plane:
-            body = text_body(["a", "b", "c", "d", "e"], max_tokens=1500)
-            answer = await plane.post(TEXT, body)
-            assert answer.status == 503
-            await plane.assert_nothing_is_held()
-            assert plane.watcher.refused == ["default"]
-            # Those that were taken before the first refusal did not run to their end.
-            assert plane.engine.engine.counters.num_sampled_tokens < 1400
+            answer = await plane.post(TEXT, {**text_body("x"), **fields})
+            assert answer.status == 400
+            assert "max_queued" in answer.message
+            assert plane.engine.engine.counters.num_admissions == 0
 
     run(test)
 
@@ -336,17 +360,24 @@ def test_a_client_that_leaves_ends_its_request(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("moment", ["queued", "streaming"])
+@pytest.mark.parametrize("moment", ["submitting", "queued", "streaming"])
 def test_a_server_that_gives_a_request_up_ends_it(
     moment: str, *, is_streamed: bool
 ) -> None:
     async def test() -> None:
         async with public_plane() as plane:
-            if moment == "queued":
+            if moment != "streaming":
                 plane.runner.is_open.clear()
             body = text_body(PROMPT, max_tokens=1500, stream=is_streamed)
             call = start(plane, TEXT, body)
-            await reach(plane, call, moment, is_streamed=is_streamed)
+            if moment == "submitting":
+                await until(lambda: plane.limits.num_open("default") == 1)
+            else:
+                await reach(plane, call, moment, is_streamed=is_streamed)
+            if moment == "queued":
+                # Time enough to hear that the engine has taken it.
+                await until(lambda: plane.engine.engine.num_open == 1)
+                await asyncio.sleep(0.05)
             await call.cancel()
             plane.runner.is_open.set()
             await plane.assert_nothing_is_held()
