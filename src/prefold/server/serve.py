@@ -40,6 +40,10 @@ from prefold.server.served_model import ServedModel
 EXIT_INTERRUPTED = 130
 
 
+#: A tenth of Python's own.
+_SWITCH_INTERVAL_S = 0.0005
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
     """Who may come in: the secrets of both planes, and where they are kept."""
@@ -48,10 +52,6 @@ class Doors:
     key_file: Path
     token: AdminToken
     authenticator: Authenticator
-
-
-#: A tenth of Python's own.
-_SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(

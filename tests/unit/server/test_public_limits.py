@@ -206,7 +206,7 @@ def test_of_several_prompts_all_are_taken_or_none() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b", "c"]}, {"n": 3}])
-def test_what_can_never_wait_together_is_refused_for_good(fields: dict[str, object]) -> None:
+def test_what_can_never_wait_together_is_a_400(fields: dict[str, object]) -> None:
     scheduler = SchedulerConfig(max_running=1, max_queued=2)
 
     async def test() -> None:
