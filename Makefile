@@ -37,7 +37,7 @@ demo: install
 serve: install
 	@$(bin)/prefold serve $(ARGS)
 
-static: install
+static: install-compat
 	@echo "==> formatting"
 	@$(bin)/ruff format --check .
 	@echo "==> lint"
@@ -52,7 +52,7 @@ check: static
 	@$(bin)/pytest -q $(unit_tests)
 
 test: export HYPOTHESIS_PROFILE ?= ci
-test: install-compat static
+test: static
 	@echo "==> unit, property and end-to-end tests"
 	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
 
