@@ -21,6 +21,8 @@ bin := .venv/bin
 # A package's tests may not exist yet; pytest refuses a folder that is not there.
 unit_tests := $(wildcard tests/unit)
 other_tests := $(wildcard tests/property tests/e2e)
+# A file's tests stay together: they share what is dear to set up.
+pytest := $(bin)/pytest -q -n 2 --dist loadfile
 
 .PHONY: install install-compat demo serve static check test soak bench system clean
 
@@ -49,18 +51,18 @@ static: install-compat
 
 check: static
 	@echo "==> unit tests"
-	@$(bin)/pytest -q $(unit_tests)
+	@$(pytest) $(unit_tests)
 
 test: export HYPOTHESIS_PROFILE ?= ci
 test: static
 	@echo "==> unit, property and end-to-end tests"
-	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
+	@$(pytest) --durations=10 $(unit_tests) $(other_tests)
 
 soak: export HYPOTHESIS_PROFILE := soak
 soak: export PREFOLD_SOAK := 1
 soak: install-compat
 	@echo "==> all tests at full counts; this takes about half an hour"
-	@$(bin)/pytest -q --durations=10 $(unit_tests) $(other_tests)
+	@$(pytest) --durations=10 $(unit_tests) $(other_tests)
 
 bench: install
 	@for script in $$(grep -lx "def main() -> int:" benchmarks/*.py); do \
