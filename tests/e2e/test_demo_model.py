@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from prefold.engine.assembly import Silence
 from prefold.engine.demo_model import ensure_demo_model
+from prefold.engine.detokenizer import Detokenizer
 from prefold.engine.engine import Engine
 from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.request import SamplingParams
@@ -109,3 +111,18 @@ def generate(
     )
     ids: list[int] = found.sequences[0, len(prompt) :].tolist()
     return ids, [row[0].float() for row in found.logits]
+
+
+def test_pieces_of_its_text_add_up(loaded: LoadedModel) -> None:
+    tokenizer = loaded.tokenizer
+    detokenizer = Detokenizer(tokenizer)
+    rng = random.Random(1)  # noqa: S311 -- a test's dice
+    samples = [tokenizer.encode(text) for text in (*QUESTIONS, "naïve 🦊 ćevapi\t\n  x")]
+    samples += [rng.choices(range(tokenizer.vocab_size), k=40) for _ in range(50)]
+    for token_ids in samples:
+        stream = detokenizer.start()
+        pieces = [stream.push(token_id) for token_id in token_ids] + [stream.finish()]
+        expected = tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert "".join(pieces) == expected

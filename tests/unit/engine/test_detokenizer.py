@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import random
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from prefold.engine.demo_model import demo_model_path
 from prefold.engine.detokenizer import Detokenizer, TextStream
 from support.tiny_models import make_tokenizer
 
@@ -193,20 +189,6 @@ def test_a_token_costs_the_same_however_long_the_text(kind: str) -> None:
         costs.append(tokenizer.num_decoded / 400)
     assert max(costs) <= min(costs) * 1.2
     assert max(costs) < 80
-
-
-def test_the_demo_model_s_tokenizer_adds_up_too() -> None:
-    path = demo_model_path()
-    if not Path(path).is_dir():
-        pytest.skip("the demo model is not in the cache directory")
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    detokenizer = Detokenizer(tokenizer)
-    rng = random.Random(1)  # noqa: S311
-    samples = [tokenizer.encode(text) for text in TEXTS]
-    samples += [rng.choices(range(tokenizer.vocab_size), k=40) for _ in range(50)]
-    for token_ids in samples:
-        pieces = pieces_of(detokenizer.start(), token_ids)
-        assert "".join(pieces) == whole(tokenizer, token_ids)
 
 
 def byte_token(byte: int) -> int:
