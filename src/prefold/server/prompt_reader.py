@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from prefold.blocks.table import TokenIds
+from prefold.cache import Access
 from prefold.engine.config import RequestOptions
 from prefold.engine.prompt import encode_prompt
 from prefold.identity.domain import Domain
@@ -40,7 +41,10 @@ class PromptReader:
         tenant = self._tenant(request.tenant)
         salt = None if request.cache_salt is None else request.cache_salt.encode()
         options = RequestOptions(
-            domain=Domain(tenant.domain, salt=salt), tenant=tenant.name
+            domain=Domain(tenant.domain, salt=salt),
+            # As the tenant's own requests: one that is not cached finds and leaves nothing.
+            access=Access(read=tenant.is_cached, write=tenant.is_cached),
+            tenant=tenant.name,
         )
         return await self._encode(request), options
 

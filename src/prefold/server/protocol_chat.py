@@ -27,6 +27,12 @@ _ONLY_TEXT = explained(
     "supported"
 )
 Content = Annotated[str | list[TextPart], _ONLY_TEXT]
+#: Calls of one message, at most.
+_MAX_TOOL_CALLS = 128
+
+#: What a template writes around a message or a call, about.
+_FRAME_CHARACTERS = 64
+
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -67,7 +73,7 @@ class AssistantMessage(StrictModel):
     role: Literal["assistant"]
     content: Annotated[str | list[TextPart] | None, _ONLY_TEXT] = None
     name: _Name | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_TOOL_CALLS)] | None = None
     refusal: Annotated[None, explained("must be null: put what was said into content")] = (
         None
     )
@@ -254,8 +260,16 @@ class ChatChunk(ReplyModel):
 
 
 def size_of(messages: Messages) -> int:
-    """Return how many characters the contents of messages have together."""
-    return sum(len(part) for message in messages for part in _texts_of(message.content))
+    """Return about how many characters a template makes of messages, for its price."""
+    texts = sum(len(part) for message in messages for part in _texts_of(message.content))
+    calls = [
+        call
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    ]
+    frames = _FRAME_CHARACTERS * (len(messages) + len(calls))
+    return texts + frames + sum(len(call.function.arguments) for call in calls)
 
 
 def _texts_of(content: str | list[TextPart] | None) -> list[str]:

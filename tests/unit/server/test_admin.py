@@ -488,3 +488,15 @@ def test_other_methods_are_refused(tmp_path: Path) -> None:
             assert_error(await admin.put("/cache/warm", json={}), 405)
 
     run(check, tmp_path)
+
+
+def test_warming_leaves_nothing_for_a_tenant_that_is_not_cached(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        async with rig.admin() as admin:
+            body = {"tenant": "acme", "prompt": [9] * 64}
+            warmed = await admin.post("/cache/warm", json=body)
+            assert warmed.status_code == 200
+            assert warmed.json()["prompts"][0]["hit_tokens"] == 0
+            assert rig.engine.cache.snapshot().num_nodes <= 1
+
+    run(check, tmp_path, tenants=(TenantConfig(name="acme", is_cached=False),))

@@ -145,6 +145,10 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "assistant", "tool_calls": [{**_CALL, "type": "code"}]}]},
         "messages[0].tool_calls[0].type",
     ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [_CALL] * 129}]},
+        "messages[0].tool_calls",
+    ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 2049}, "max_completion_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
