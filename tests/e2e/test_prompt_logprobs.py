@@ -121,6 +121,21 @@ def test_rows_die_with_their_blocks(loaded: LoadedModel) -> None:
     assert again.usage.cached_tokens == 0
 
 
+def test_rows_of_another_prompt_in_the_same_blocks_are_never_taken(
+    loaded: LoadedModel,
+) -> None:
+    engine = TinyEngine(loaded, num_blocks=8)
+    # Each fills the whole pool, so every block has had rows of the first.
+    first, second = prompt_of(loaded, 126), prompt_of(loaded, 126, 1)
+    engine.run(first, ASKING)
+    engine.run(second, PLAIN)
+    output = engine.run(second, ASKING)
+    cold = TinyEngine(loaded, num_blocks=8).run(second, ASKING, COLD)
+    assert output.prompt_logprobs == cold.prompt_logprobs
+    assert output.usage.cached_tokens == 0
+    engine.assert_nothing_is_held()
+
+
 def test_a_batch_with_chunks_and_preemptions_gives_the_same(loaded: LoadedModel) -> None:
     engine = TinyEngine(
         loaded,
