@@ -46,7 +46,7 @@ class SamplingParams:
         seed: Equal seeds give equal replies; ``None`` takes a new one each time.
         stop_token_ids: End the reply besides the model's own end tokens, and are not
             part of its text.
-        stop: Texts before whose first occurrence the reply ends; at most 16.
+        stop: At most 16 texts; the reply ends before the one that is complete first.
         ignore_eos: Go on past the model's own end tokens.
         logit_bias: Token ids and what is added to their logits, from -100 to 100.
         logprobs: Report each token's log-probability and so many alternatives, from 0

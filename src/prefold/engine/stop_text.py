@@ -1,9 +1,12 @@
-"""Stop texts: ends a reply before the first occurrence of one of some texts.
+"""Stop texts: ends a reply before the one of some texts that is complete first.
 
 What could be the beginning of a stop text is held back until more text decides::
 
     stop "END"     pieces "the ", "E", "N", "ough"
                    given  "the ", "" , "" , "ENough"
+
+Complete first, and of those that end together the one that begins first: so the end is
+what it would be if the text came character by character, however it is cut.
 """
 
 from __future__ import annotations
@@ -41,11 +44,17 @@ class StopText:
         if not self._stops:
             return self._give(piece)
         text = self._held + piece
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        # Of one stop text, the first occurrence is also the one that ends first.
+        found = [
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
+        if found:
+            _, start = min(found)
             self.is_found = True
             self._held = ""
-            return self._give(text[: min(places)])
+            return self._give(text[:start])
         num_held = self._num_open(text)
         self._held = text[len(text) - num_held :]
         return self._give(text[: len(text) - num_held])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,19 +30,51 @@ def test_the_reply_ends_before_the_first_of_several() -> None:
     assert watch.finish() == ""
 
 
-@given(
-    pieces=st.lists(_TEXT, max_size=8),
-    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
-)
+def test_the_stop_text_that_is_complete_first_ends_the_reply() -> None:
+    for pieces in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
+        watch = StopText(["abcd", "bc"])
+        given_text = "".join(watch.push(piece) for piece in pieces)
+        assert (given_text, watch.is_found) == ("a", True)
+
+
+def naive_reply(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Return what is left if the text comes character by character, and whether it ends."""
+    for end in range(len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - max(map(len, ended))], True
+    return text, False
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[str, list[str], list[str]]:
+    """Return a text, pieces of it, and stop texts, over an alphabet of its own."""
+    alphabet = draw(st.sampled_from(["a", "ab", "ab\n", "abcd", "aé€\N{PILE OF POO}"]))
+    text = draw(st.text(alphabet, max_size=40))
+    # Made of the text itself, so that they overlap there, and at random.
+    spans = st.tuples(st.integers(0, 40), st.integers(1, 6)).map(
+        lambda span: text[span[0] : sum(span)]
+    )
+    stop = st.one_of(spans, st.text(alphabet, min_size=1, max_size=5)).filter(bool)
+    stops = draw(st.lists(stop, max_size=3))
+    # Inside of another they are complete before it is.
+    stops += [stop[1:-1] for stop in stops if len(stop) > 2 and draw(st.booleans())]
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    ends = [0, *cuts, len(text)]
+    return text, [text[a:b] for a, b in pairwise(ends)], stops
+
+
+@given(cut_texts())
 def test_it_does_not_matter_how_the_text_is_cut(
-    pieces: list[str], stops: list[str]
+    case: tuple[str, list[str], list[str]],
 ) -> None:
-    whole = "".join(pieces)
-    places = [place for stop in stops if (place := whole.find(stop)) >= 0]
+    whole, pieces, stops = case
     watch = StopText(stops)
-    given_text = "".join(watch.push(piece) for piece in pieces) + watch.finish()
-    assert watch.is_found == bool(places)
-    assert given_text == whole[: min(places)] if places else given_text == whole
+    given_text = "".join(watch.push(piece) for piece in pieces)
+    # Whatever has been given is part of the reply.
+    assert naive_reply(whole, stops)[0].startswith(given_text)
+    given_text += watch.finish()
+    assert (given_text, watch.is_found) == naive_reply(whole, stops)
     assert watch.text == given_text
 
 
