@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from prefold.engine.detokenizer import TextStream
+from prefold.engine.held_tokens import HeldTokens
 from prefold.engine.logprobs import TokenLogprob, measure_rows, to_logprobs
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import (
@@ -29,9 +30,10 @@ class Reply:
 
     __slots__ = (
         "_first_token_at",
+        "_held",
         "_last_token_at",
         "_logits",
-        "_logprobs",
+        "_num_characters",
         "_num_given_tokens",
         "_stop_text",
         "_submitted_at",
@@ -59,7 +61,9 @@ class Reply:
         self.admitted_at: float | None = None
         self._text = text
         self._stop_text = StopText(self.params.stop)
-        self._logprobs: list[TokenLogprob] = []
+        self._held = HeldTokens()
+        # Of the text, whether or not it is part of the reply.
+        self._num_characters = 0
         self._logits: list[torch.Tensor] = []
         self._submitted_at = now
         self._first_token_at: float | None = None
@@ -67,10 +71,12 @@ class Reply:
         # Tokens that a fork has from its parent; they took it no time.
         self._num_given_tokens = 0
 
-    def add(self, token_id: int, logits: torch.Tensor, now: float) -> NewToken:
+    def add(self, token_id: int, logits: torch.Tensor, now: float) -> list[NewToken]:
         """Take in a sampled token; return it with the text that is now certain.
 
-        Where it is the last one, that is all text that was still held back.
+        Where it is the last one, that is all text that was still held back. Where
+        log-probabilities are wanted and a stop text may cut it off, it waits for that
+        to be decided: nothing may be returned, or tokens that had to wait before it.
         """
         self.sequence.append(token_id)
         if self.params.return_logits:
@@ -79,17 +85,27 @@ class Reply:
         if self._first_token_at is None:
             self._first_token_at = now
         self._last_token_at = now
-        text = ""
+        begins_at, text = self._num_characters, ""
         if self._text is not None:
-            text = self._stop_text.push(self._text.push(token_id))
-        if self.finish_reason() is not None:
+            piece = self._text.push(token_id)
+            self._num_characters += len(piece)
+            text = self._stop_text.push(piece)
+        has_ended = self.finish_reason() is not None
+        if has_ended:
             text += self.flush()
-        return NewToken(
+        token = NewToken(
             request_id=self.sequence.request_id,
             token_id=token_id,
             text=text,
             logprob=self._measure(token_id, logits),
         )
+        if token.logprob is None:
+            return [token]
+        self._held.add(begins_at, token)
+        if has_ended:
+            return self.end_tokens()
+        may_be_cut = self._text is not None and bool(self.params.stop)
+        return self._held.let_go(self._stop_text.num_given if may_be_cut else None)
 
     def flush(self) -> str:
         """Return the text that was still waiting for more tokens."""
@@ -97,13 +113,17 @@ class Reply:
             return ""
         return self._stop_text.push(self._text.finish()) + self._stop_text.finish()
 
+    def end_tokens(self) -> list[NewToken]:
+        """Return the tokens that still wait. ``flush`` was called before."""
+        stop = self._stop_text
+        return self._held.end(stop.num_given if stop.is_found else None)
+
     def _measure(self, token_id: int, logits: torch.Tensor) -> TokenLogprob | None:
         width = self.params.logprobs
         if width is None:
             return None
         rows = measure_rows(logits[None], [token_id], width)
         [logprob] = to_logprobs(rows, [token_id], width)
-        self._logprobs.append(logprob)
         return logprob
 
     def finish_reason(self) -> FinishReason | None:
@@ -121,7 +141,7 @@ class Reply:
     def output(
         self, reason: FinishReason, now: float, error: str | None = None
     ) -> RequestOutput:
-        """Return the finished request. ``flush`` was called before."""
+        """Return the finished request. ``end_tokens`` was called before."""
         sequence = self.sequence
         prompt = sequence.num_prompt_tokens
         token_ids = tuple(sequence.tokens[prompt:].tolist())
@@ -138,7 +158,7 @@ class Reply:
             finish_reason=reason,
             miss_reason=sequence.miss,
             logits=torch.stack(self._logits) if self._logits else None,
-            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            logprobs=None if self.params.logprobs is None else tuple(self._held.logprobs),
             prompt_logprobs=self._prompt_logprobs(),
             error=error,
         )
@@ -156,7 +176,8 @@ class Reply:
             twin, self.sampler_state.fork(index), text, stop_ids=self.stop_ids, now=now
         )
         reply._stop_text = self._stop_text.fork()
-        reply._logprobs = list(self._logprobs)
+        reply._held = self._held.fork(twin.request_id)
+        reply._num_characters = self._num_characters
         reply._logits = list(self._logits)
         reply._num_given_tokens = twin.num_tokens - twin.num_prompt_tokens
         return reply

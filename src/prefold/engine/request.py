@@ -149,7 +149,8 @@ class RequestOutput:
         token_ids: Every token produced, that one included.
         miss_reason: Why the prompt's cached prefix was not longer.
         logits: With ``return_logits``, float32 ``[len(token_ids), vocabulary]``.
-        logprobs: With ``logprobs``, one for each of ``token_ids``.
+        logprobs: With ``logprobs``, one for each of ``token_ids``, but for those at the
+            end that lie wholly in what a stop text cut off.
         prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
             far as it was computed; ``None`` for the first, which nothing precedes.
         error: A sentence, exactly if ``finish_reason`` is ``FAILED``.

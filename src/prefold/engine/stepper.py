@@ -126,8 +126,9 @@ class Stepper:
             del self.replies[reply.sequence.request_id]
             if not _try_flush(reply) and error is None:
                 reason, error = FinishReason.FAILED, _NO_TEXT
+            rest = reply.end_tokens()
             output = reply.output(reason, self._parts.clock(), error)
-            self.outbox.add(output)
+            self.outbox.add(output, rest)
             self._observer.on_finished(output, reply.sequence.options)
 
     def _reply(self, advance: Advance) -> Reply:
@@ -172,12 +173,12 @@ class Stepper:
             self._scheduler.advance(step, advance)
             self._keep_prompt(advance, known)
             if row is not None and row.token_id is not None:
-                token = _try_add(reply, row.token_id, own[-1], now)
-                if token is None:
+                tokens = _try_add(reply, row.token_id, own[-1], now)
+                if tokens is None:
                     self.end(reply, FinishReason.FAILED, _NO_TEXT)
                     continue
                 self._counters.num_sampled_tokens += 1
-                self.outbox.add_token(token)
+                self.outbox.add_tokens(tokens)
             reason = reply.finish_reason()
             if reason is not None:
                 self.end(reply, reason)
@@ -207,7 +208,7 @@ class Stepper:
 
 def _try_add(
     reply: Reply, token_id: int, logits: torch.Tensor, now: float
-) -> NewToken | None:
+) -> list[NewToken] | None:
     """Add a token; return None if the tokenizer cannot make text of it."""
     try:
         return reply.add(token_id, logits, now)

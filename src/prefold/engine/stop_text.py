@@ -19,15 +19,17 @@ class StopText:
 
     Attributes:
         is_found: Whether a stop text has come; nothing is given any more then.
+        num_given: Characters given so far.
     """
 
-    __slots__ = ("_held", "_pieces", "_stops", "is_found")
+    __slots__ = ("_held", "_pieces", "_stops", "is_found", "num_given")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
         self._pieces: list[str] = []
         self.is_found = False
+        self.num_given = 0
 
     @property
     def text(self) -> str:
@@ -70,11 +72,13 @@ class StopText:
         twin._held = self._held
         twin._pieces = list(self._pieces)
         twin.is_found = self.is_found
+        twin.num_given = self.num_given
         return twin
 
     def _give(self, text: str) -> str:
         if text:
             self._pieces.append(text)
+            self.num_given += len(text)
         return text
 
     def _num_open(self, text: str) -> int:
