@@ -10,7 +10,7 @@ Roughly from the outside in:
 | ``public``, ``admin`` | the two applications |
 | ``exchange``, ``gate``, ``body``, ``faults`` | their layers |
 | ``completions``, ``chat``, ``tokenize``, ``models``, ``health`` | public routes |
-| ``operations``, ``prompt_reader`` | what the routes of the admin plane do |
+| ``operations``, ``prompt_reader``, ``attendance`` | what admin routes do |
 | ``protocol*``, ``admin_protocol``, ``validation``, ``errors`` | bodies and answers |
 | ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |

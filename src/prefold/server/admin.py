@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Query, Security
+from fastapi import APIRouter, FastAPI, Query, Request, Security
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
@@ -42,6 +42,7 @@ from prefold.server.admin_protocol import (
     TreeReply,
     WarmReply,
 )
+from prefold.server.attendance import while_wanted
 from prefold.server.body import BodyReader
 from prefold.server.config import LOCAL_TENANT, ServerConfig, TenantConfig
 from prefold.server.credentials import AdminToken, AuthenticationError
@@ -76,7 +77,7 @@ def make_admin_app(
         model: The model behind it.
         token: What every request but those of ``OPEN_PATHS`` must bring.
         metrics: What ``/metrics`` shows, and where this plane's answers are counted.
-        config: Limits of bodies, and whether text of prompts may be shown.
+        config: Limits of bodies and of time, and whether text of prompts may be shown.
         tenants: Whose prompts can be warmed and looked up.
     """
     app = FastAPI(
@@ -100,7 +101,9 @@ def make_admin_app(
     guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
     guarded.include_router(_figures_router(engine, model, config))
     guarded.include_router(_metrics_router(engine, metrics))
-    guarded.include_router(_cache_router(engine, PromptReader(model, tenants)))
+    guarded.include_router(
+        _cache_router(engine, PromptReader(model, tenants), config.request_timeout_s)
+    )
     app.include_router(guarded)
     return app
 
@@ -227,14 +230,20 @@ def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
     return router
 
 
-def _cache_router(engine: AsyncEngine, reader: PromptReader) -> APIRouter:
+def _cache_router(
+    engine: AsyncEngine, reader: PromptReader, timeout_s: float | None
+) -> APIRouter:
     router = APIRouter(responses=ERROR_RESPONSES)
 
     @router.post("/cache/warm")
-    async def warm(request: PromptRequest) -> WarmReply:
+    async def warm(request: PromptRequest, http: Request) -> WarmReply:
         """Compute prompts now, so that later requests hit them."""
-        prompts, options = await reader.read(request)
-        return await operations.warm(engine, prompts, options)
+
+        async def work() -> WarmReply:
+            prompts, options = await reader.read(request)
+            return await operations.warm(engine, prompts, options)
+
+        return await while_wanted(work(), http.receive, timeout_s=timeout_s)
 
     @router.post("/cache/lookup")
     async def look_up(request: PromptRequest) -> LookupReply:

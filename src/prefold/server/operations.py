@@ -42,6 +42,8 @@ async def warm(
 ) -> WarmReply:
     """Compute prompts without replies, so that later requests hit them.
 
+    If it is cancelled, it ends within a step; whole blocks computed by then stay cached.
+
     Raises:
         RequestError: A prompt can never be served.
         CapacityError: There is no room now, or a computation failed.
