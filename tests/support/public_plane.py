@@ -32,7 +32,7 @@ from prefold.server.config import ServerConfig, TenantConfig
 from prefold.server.credentials import Authenticator
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
-from prefold.server.observer import Plane
+from prefold.server.observer import ExchangeId, Plane
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
 from support.asgi_call import Answer, AsgiCall, request
@@ -104,8 +104,8 @@ class Watcher:
     def on_refused(self, tenant: str) -> None:
         self.refused.append(tenant)
 
-    def on_output(self, request_id: str, output: RequestOutput) -> None:
-        self.outputs.append((request_id, output))
+    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
+        self.outputs.append((request.text, output))
 
 
 @dataclass

@@ -40,6 +40,7 @@ from prefold.server.limits import TenantLimits
 from prefold.server.listen import listen, url_of
 from prefold.server.logs import set_up_logging
 from prefold.server.metrics import Metrics
+from prefold.server.observer import ExchangeId
 from prefold.server.planes import Planes, run_planes
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
@@ -94,11 +95,11 @@ class LedgerMetrics(Metrics):
 
     ledger: Ledger
 
-    def on_output(self, request_id: str, output: RequestOutput) -> None:
-        super().on_output(request_id, output)
+    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
+        super().on_output(request, output)
         was_admitted = output.miss_reason is not None
         self.ledger.outputs.append(
-            (request_id, output.finish_reason.value, was_admitted, len(output.token_ids))
+            (request.text, output.finish_reason.value, was_admitted, len(output.token_ids))
         )
 
 

@@ -55,7 +55,6 @@ from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.served_model import ServedModel
 from prefold.server.snapshot import take_snapshot
-from prefold.server.timings import MAX_REQUESTS
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -213,19 +212,11 @@ def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
         return Response(metrics.render(snapshot), media_type=CONTENT_TYPE)
 
     @router.get("/requests/{request_id}/timing")
-    async def timing(request_id: str) -> TimingReply:
-        """Return the engine's own times of one of the last requests."""
-        choices = metrics.timings.find(request_id)
-        if choices is None:
-            raise HttpError(
-                404,
-                f"no request of that id has ended among the last {MAX_REQUESTS}; use the "
-                "x-request-id of its answer",
-            )
-        return TimingReply(
-            request_id=request_id,
-            choices=[operations.choice_times(choice) for choice in choices],
-        )
+    async def timing(
+        request_id: str, tenant: Annotated[str | None, Query()] = None
+    ) -> TimingReply:
+        """Return the engine's own times of the latest request that had that id."""
+        return operations.read_timing(metrics.timings, request_id, tenant)
 
     return router
 

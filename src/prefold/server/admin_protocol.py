@@ -216,4 +216,5 @@ class TimingReply(ReplyModel):
     """A request's replies that have ended, in that order."""
 
     request_id: str
+    tenant: str
     choices: list[ChoiceTimes]

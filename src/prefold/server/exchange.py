@@ -11,6 +11,7 @@ No line has text, token ids, a path as the client wrote it, or a key.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import secrets
@@ -26,7 +27,7 @@ from prefold.errors import PrefoldError
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, internal_error, to_response
 from prefold.server.logs import describe_exception
-from prefold.server.observer import HttpObserver, Plane
+from prefold.server.observer import ExchangeId, HttpObserver, Plane
 
 _log = logging.getLogger(__name__)
 
@@ -49,21 +50,29 @@ class Exchange:
     """What is known of one request. Owned by its layer; lives on the event loop.
 
     Attributes:
-        request_id: The client's ``x-request-id`` if it was a safe one, or a random one.
+        id_text: The client's ``x-request-id`` if it was a safe one, or a random one.
+        serial: Its number among those of its plane.
         caller: Who asks, once that is known.
         status: Of the answer, once it has begun.
         was_taken: Whether the engine took it in.
         usage: Its tokens, once they are counted.
     """
 
-    __slots__ = ("caller", "request_id", "status", "usage", "was_taken")
+    __slots__ = ("caller", "id_text", "serial", "status", "usage", "was_taken")
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, id_text: str, serial: int) -> None:
+        self.id_text = id_text
+        self.serial = serial
         self.caller: Caller | None = None
         self.status: int | None = None
         self.was_taken = False
         self.usage: Usage | None = None
+
+    @property
+    def request_id(self) -> ExchangeId:
+        """What tells it from all others."""
+        tenant = None if self.caller is None else self.caller.tenant.name
+        return ExchangeId(text=self.id_text, serial=self.serial, tenant=tenant)
 
 
 def exchange_of(connection: HTTPConnection | Scope) -> Exchange:
@@ -88,7 +97,15 @@ class ExchangeLayer:
         new_id: Makes random ids.
     """
 
-    __slots__ = ("_app", "_clock", "_new_id", "_observer", "_plane", "_token_paths")
+    __slots__ = (
+        "_app",
+        "_clock",
+        "_new_id",
+        "_observer",
+        "_plane",
+        "_serials",
+        "_token_paths",
+    )
 
     def __init__(
         self,
@@ -106,20 +123,21 @@ class ExchangeLayer:
         self._token_paths = token_paths
         self._clock = clock
         self._new_id = new_id
+        self._serials = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return  # no other protocol is spoken, so none gets past the gate
-        exchange = Exchange(self._id_of(scope))
+        exchange = Exchange(self._id_of(scope), next(self._serials))
         scope[_SCOPE_KEY] = exchange
         started_at = self._clock()
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                name = (b"x-request-id", exchange.request_id.encode("ascii"))
+                name = (b"x-request-id", exchange.id_text.encode("ascii"))
                 message = {**message, "headers": [*message.get("headers", ()), name]}
             await send(message)
 
@@ -140,7 +158,7 @@ class ExchangeLayer:
         except Exception as error:  # noqa: BLE001 -- the last line: one request fails
             # Its message stays out of log and answer: it could hold a prompt.
             what = describe_exception(error)
-            _log.error("request_id=%s failed: %s", exchange.request_id, what)
+            _log.error("request_id=%s failed: %s", exchange.id_text, what)
             await self._refuse(internal_error(), scope, receive, send, exchange)
 
     async def _refuse(
@@ -174,7 +192,7 @@ class ExchangeLayer:
         )
         _log.info(
             "request_id=%s method=%s route=%s status=%d ms=%.1f tenant=%s key=%s%s",
-            exchange.request_id,
+            exchange.id_text,
             scope["method"] if scope["method"] in _METHODS else "other",
             route,
             status,

@@ -20,7 +20,7 @@ from prefold.engine.config import RequestOptions
 from prefold.engine.request import FinishReason, RequestOutput, Usage
 from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
-from prefold.server.observer import Plane
+from prefold.server.observer import ExchangeId, Plane
 from prefold.server.prefill_price import PrefillPrice
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
@@ -108,9 +108,9 @@ class Metrics:
         del tenant
         self._instruments.requests.labels(outcome=Outcome.REFUSED.value).inc()
 
-    def on_output(self, request_id: str, output: RequestOutput) -> None:
+    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
         """Remember the figures of a choice that ended."""
-        self.timings.note(request_id, output)
+        self.timings.note(request, output)
 
     # -- a scrape ------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ becomes of its figures.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -17,6 +18,22 @@ class Plane(Enum):
 
     PUBLIC = "public"
     ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeId:
+    """Which request of a plane.
+
+    Attributes:
+        text: What its client was told, in ``x-request-id``; it may have chosen that, and
+            the same for other requests.
+        serial: The server's own number of it; the later request has the higher one.
+        tenant: Whose it is; None before that is known.
+    """
+
+    text: str
+    serial: int
+    tenant: str | None
 
 
 class HttpObserver(Protocol):
@@ -35,5 +52,5 @@ class HttpObserver(Protocol):
     def on_refused(self, tenant: str) -> None:
         """Note a request for tokens that the engine never took in."""
 
-    def on_output(self, request_id: str, output: RequestOutput) -> None:
-        """Note that one choice of a request ended; ``request_id`` is ``x-request-id``."""
+    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
+        """Note that one choice of a request ended."""

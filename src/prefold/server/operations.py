@@ -24,14 +24,16 @@ from prefold.server.admin_protocol import (
     ResetReply,
     Run,
     StatsReply,
+    TimingReply,
     TreeReply,
     WarmedPrompt,
     WarmReply,
 )
+from prefold.server.errors import HttpError
 from prefold.server.hits import hit_class
 from prefold.server.served_model import ServedModel
 from prefold.server.snapshot import take_snapshot
-from prefold.server.timings import ChoiceTiming
+from prefold.server.timings import MAX_REQUESTS, ChoiceTiming, RecentTimings
 
 #: Computes a prompt and makes no reply.
 _NO_REPLY = SamplingParams(max_tokens=0)
@@ -178,8 +180,43 @@ async def read_queue(engine: AsyncEngine) -> QueueReply:
     )
 
 
-def choice_times(choice: ChoiceTiming) -> ChoiceTimes:
-    """Return what an operator is told of one reply."""
+def read_timing(timings: RecentTimings, request_id: str, tenant: str | None) -> TimingReply:
+    """Return the engine's own times of the latest request that had an id.
+
+    Args:
+        timings: Of the last requests.
+        request_id: What its client was told.
+        tenant: Whose; None where one tenant alone used the id.
+
+    Raises:
+        HttpError: There is none, or there are several tenants and none is named.
+    """
+    if tenant is None:
+        tenants = timings.tenants_of(request_id)
+        if len(tenants) > 1:
+            raise HttpError(
+                400,
+                "tenant is missing: requests of several had that id, so name one with "
+                f"?tenant=NAME; there is {', '.join(tenants[:10])}",
+                param="tenant",
+                code="missing_required_parameter",
+            )
+        tenant = tenants[0] if tenants else None
+    choices = None if tenant is None else timings.find(request_id, tenant)
+    if tenant is None or choices is None:
+        raise HttpError(
+            404,
+            f"no such request has ended among the last {MAX_REQUESTS}; use the "
+            "x-request-id of its answer",
+        )
+    return TimingReply(
+        request_id=request_id,
+        tenant=tenant,
+        choices=[_choice_times(choice) for choice in choices],
+    )
+
+
+def _choice_times(choice: ChoiceTiming) -> ChoiceTimes:
     usage, timing = choice.usage, choice.timing
     return ChoiceTimes(
         finish_reason=choice.finish_reason.value,

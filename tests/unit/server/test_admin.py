@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -315,6 +316,41 @@ def test_a_requests_times_are_found_by_the_id_of_its_answer(tmp_path: Path) -> N
         assert first["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"]
 
     run(check, tmp_path)
+
+
+def test_equal_ids_of_requests_are_told_apart(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        async def complete(tenant: str, num_words: int) -> int:
+            async with rig.public(tenant) as public:
+                body = {"model": MODEL, "prompt": "the " * num_words, "max_tokens": 1}
+                headers = {"x-request-id": "mine"}
+                reply = await public.post("/v1/completions", json=body, headers=headers)
+            assert reply.headers["x-request-id"] == "mine"
+            return int(reply.json()["usage"]["prompt_tokens"])
+
+        async def ask(admin: httpx2.AsyncClient, query: str) -> list[int]:
+            reply = await admin.get(f"/requests/mine/timing{query}")
+            assert reply.status_code == 200, reply.text
+            return [choice["prompt_tokens"] for choice in reply.json()["choices"]]
+
+        async with rig.admin() as admin:
+            await complete("acme", 3)
+            second = await complete("acme", 5)
+            # One tenant: its latest request, and nothing of the one before.
+            assert await ask(admin, "") == [second]
+            foreign = await complete("blue", 7)
+            message = assert_error(await admin.get("/requests/mine/timing"), 400)
+            assert "?tenant=" in message
+            assert "acme, blue" in message
+            assert await ask(admin, "?tenant=acme") == [second]
+            assert await ask(admin, "?tenant=blue") == [foreign]
+            named = (await admin.get("/requests/mine/timing?tenant=blue")).json()
+            assert named["tenant"] == "blue"
+            for path in ("mine/timing?tenant=canary", "other/timing?tenant=acme"):
+                message = assert_error(await admin.get(f"/requests/{path}"), 404)
+                assert "canary" not in message
+
+    run(check, tmp_path, tenants=(ACME, BLUE))
 
 
 # -- what it does ----------------------------------------------------------------------

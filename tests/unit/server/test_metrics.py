@@ -16,7 +16,7 @@ from prefold.cache import NO_CACHE, CacheSnapshot
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import FinishReason
 from prefold.server.metrics import Metrics
-from prefold.server.observer import Plane
+from prefold.server.observer import ExchangeId, Plane
 from prefold.server.snapshot import EngineSnapshot
 from support.outputs import make_output
 from support.planes_rig import parse_metrics, total
@@ -342,6 +342,8 @@ def test_the_documentation_lists_every_metric() -> None:
 def test_nothing_of_a_reply_is_kept_or_shown() -> None:
     metrics = make_metrics()
     metrics.on_finished(make_output(), options())
-    metrics.on_output("abc", make_output())
+    metrics.on_output(ExchangeId(text="abc", serial=1, tenant="acme"), make_output())
     assert b"canary" not in metrics.render(SNAPSHOT)
-    assert "canary" not in repr(metrics.timings.find("abc"))
+    found = metrics.timings.find("abc", "acme")
+    assert found
+    assert "canary" not in repr(found)
