@@ -17,6 +17,8 @@ from prefold.cli.bench_summary import Distribution, Summary, summarize
 from prefold.cli.console import Screen, format_seconds
 from prefold.errors import InvalidInputError
 
+_URL_HINT = "in a user or password, write / as %2F, ? as %3F, # as %23 and @ as %40"
+
 
 def run_bench(options: BenchOptions) -> int:
     """Send the load; return 1 if a request failed."""
@@ -67,15 +69,19 @@ async def _run(
 
 
 def _check_url(url: str) -> str:
+    # No message repeats it, nor what is wrong with which part: a password may be in it.
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as exc:
-        raise InvalidInputError(f"--base-url is no URL: {exc}") from exc
+        raise InvalidInputError(f"--base-url is no URL; {_URL_HINT}") from exc
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidInputError(
             "--base-url must begin with http:// or https:// and a host, such as "
             "http://127.0.0.1:8000/v1"
         )
+    if b"@" in parsed.raw_path or "@" in parsed.fragment:
+        # What stands before it is then no password to a URL, and would be shown.
+        raise InvalidInputError(f"--base-url has an @ after its host; {_URL_HINT}")
     return url
 
 
@@ -96,7 +102,7 @@ def _show(screen: Screen, target: Target, options: BenchOptions, summary: Summar
         load = {**asdict(options.load), "scenario": options.load.scenario.value}
         screen.print_json(
             {
-                "base_url": target.base_url,
+                "base_url": target.shown_url,
                 "model": target.model,
                 "endpoint": target.endpoint.value,
                 "load": load,
@@ -122,7 +128,7 @@ def _lines(target: Target, options: BenchOptions, summary: Summary) -> list[str]
         )
     tokens = "" if rate is None else f", {rate:.1f} reply tokens a second"
     return [
-        f"{options.load.scenario.value} on {target.model} at {target.base_url}",
+        f"{options.load.scenario.value} on {target.model} at {target.shown_url}",
         f"  answered       {answered} in {format_seconds(summary.duration_s)}",
         f"  throughput     {summary.requests_per_s:.2f} requests a second{tokens}",
         f"  cached         {cached}",

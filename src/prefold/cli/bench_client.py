@@ -30,17 +30,24 @@ class Target:
     """Where requests go.
 
     Attributes:
-        base_url: Up to and with ``/v1``.
+        base_url: Up to and with ``/v1``. It may hold a user and a password, which are
+            sent; what is printed is ``shown_url``.
         extra: Fields that are added to every body.
         timeout_s: Of one request.
     """
 
-    base_url: str
+    base_url: str = field(repr=False)
     model: str
     api_key: str | None = field(default=None, repr=False)
     endpoint: Endpoint = Endpoint.CHAT
     extra: Mapping[str, object] = field(default_factory=dict)
     timeout_s: float = 600.0
+
+    @property
+    def shown_url(self) -> str:
+        """The base URL without user and password."""
+        url = httpx2.URL(self.base_url)
+        return str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url
 
 
 #: A prompt as text or token ids, or the messages of a chat.
@@ -122,12 +129,12 @@ class BenchClient:
             ) from exc
         except httpx2.HTTPError as exc:
             raise ConfigError(
-                f"no server answers at {self.target.base_url} ({type(exc).__name__}); "
+                f"no server answers at {self.target.shown_url} ({type(exc).__name__}); "
                 "start one or give another --base-url"
             ) from exc
         except (ValueError, LookupError, TypeError) as exc:
             raise ConfigError(
-                f"what answers at {self.target.base_url} lists no model; give another "
+                f"what answers at {self.target.shown_url} lists no model; give another "
                 "--base-url, or name one with --model"
             ) from exc
 

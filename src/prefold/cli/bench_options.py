@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -59,9 +59,9 @@ class BenchOptions:
         timeout_s: Of one request.
     """
 
-    base_url: str
+    base_url: str = field(repr=False)
     model: str | None
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     endpoint: Endpoint
     load: LoadOptions
     extra_body: str

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import httpx2
 import pytest
@@ -373,3 +377,85 @@ sys.exit(0 if main(["bench", "serving", "--base-url", "http://127.0.0.1:9/v1"]) 
 
 def test_it_needs_no_torch() -> None:
     run_python(_RUN_WITHOUT_TORCH)
+
+
+class GuardedServer(BaseHTTPRequestHandler):
+    """Answers who sends the right user and password, and remembers who does not."""
+
+    strangers: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self._answer(b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        events = [chunk("a"), END, USAGE]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        self._answer("".join([*lines, "data: [DONE]\n\n"]).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, body: bytes) -> None:
+        sent = str(self.headers["authorization"])
+        expected = base64.b64encode(b"canary-user:canary-word").decode()
+        if sent != f"Basic {expected}":
+            self.strangers.append(sent)
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_password_in_the_url_is_sent_and_never_shown(
+    form: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    GuardedServer.strangers.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), GuardedServer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{server.server_port}/v1"
+        url = f"http://canary-user:canary-word@{address}"
+        load = ["--requests", "2", "--concurrency", "1", "--shared-words", "1"]
+        status = main(["bench", "serving", "--base-url", url, *load, *form])
+        server.shutdown()
+        thread.join()
+    shown = capfd.readouterr()
+    assert status == 0, shown.err
+    assert not GuardedServer.strangers
+    assert f"http://{address}" in shown.out
+    assert "canary" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        # Nobody answers there.
+        "http://canary:canary@127.0.0.1:1/v1",
+        "ftp://canary:canary@x/v1",
+        "http://canary:canary@/v1",
+        # What was not written as a URL wants it: no password, but a port or a path.
+        "http://canary:canary/canary@x/v1",
+        "http://canary:12/canary@x/v1",
+        "http://x/v1#canary@x",
+        "http://x/v1?canary@x",
+    ],
+)
+@pytest.mark.parametrize("model", [[], ["--model", "m"]])
+def test_no_message_shows_a_password(
+    url: str, model: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--requests", "1", "--shared-words", "1"]
+    assert main(["bench", "serving", "--base-url", url, *load, *model]) != 0
+    shown = capfd.readouterr()
+    assert shown.err
+    assert "canary" not in shown.out + shown.err
+
+
+def test_no_representation_shows_a_password() -> None:
+    target = Target(base_url="http://canary:canary@x/v1", model="m")
+    assert "canary" not in repr(target)
+    assert target.shown_url == "http://x/v1"
+    plain = "http://X:80/v1"
+    assert Target(base_url=plain, model="m").shown_url == plain
