@@ -75,6 +75,9 @@ class AsgiCall:
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._sent: asyncio.Queue[Message | None] = asyncio.Queue()
         self._is_gone = False
+        #: While it is cleared, the client reads nothing and there is no room for more.
+        self.is_read = asyncio.Event()
+        self.is_read.set()
         self._task: asyncio.Task[None] | None = None
         self._status: int | None = None
         self._headers: dict[str, str] = {}
@@ -137,6 +140,7 @@ class AsgiCall:
         # A server takes what is sent to a client that has gone, and drops it.
         if not self._is_gone:
             self._sent.put_nowait(message)
+            await self.is_read.wait()
         await asyncio.sleep(0)
 
 

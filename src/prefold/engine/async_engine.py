@@ -16,8 +16,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prefold.engine.admission import check_queue
@@ -26,6 +26,7 @@ from prefold.engine.engine import Engine
 from prefold.engine.outbox import NewToken
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestId, RequestOutput, SamplingParams
+from prefold.engine.request_stream import RequestStream, StreamEvent
 from prefold.errors import EngineStoppedError, InvariantError, RequestError
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ _T = TypeVar("_T")
 #: How often a stopping engine is asked whether its requests have ended, in seconds.
 _DRAIN_INTERVAL_S = 0.02
 
+#: How long a stopping engine's last step may take, in seconds.
+_LAST_STEP_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Command:
@@ -42,78 +46,6 @@ class _Command:
 
     run: Callable[[Engine], None]
     refuse: Callable[[EngineStoppedError], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEvent:
-    """Something that happened to one choice of a request.
-
-    Attributes:
-        index: The choice, from 0.
-        token: A new token; None if the event brings the output only.
-        output: What became of the choice; exactly its last event has it.
-    """
-
-    index: int
-    token: NewToken | None = field(repr=False)
-    output: RequestOutput | None
-
-
-class RequestStream:
-    """One request with n choices, read by one task.
-
-    Leaving ``events`` early aborts what is left, so a reader that goes away needs to do
-    nothing else.
-    """
-
-    __slots__ = ("_abort", "_events", "_num_open", "_outputs", "request_ids")
-
-    def __init__(
-        self, request_ids: list[RequestId], abort: Callable[[list[RequestId]], None]
-    ) -> None:
-        self.request_ids = tuple(request_ids)
-        self._abort = abort
-        self._events: asyncio.Queue[StreamEvent | EngineStoppedError] = asyncio.Queue()
-        self._num_open = len(request_ids)
-        self._outputs: dict[int, RequestOutput] = {}
-
-    async def events(self) -> AsyncIterator[StreamEvent]:
-        """Yield what happens until all choices have ended.
-
-        Raises:
-            EngineStoppedError: The engine broke down; nothing more will come.
-        """
-        try:
-            while self._num_open:
-                event = await self._events.get()
-                if isinstance(event, EngineStoppedError):
-                    self._num_open = 0
-                    raise event
-                if event.output is not None:
-                    self._num_open -= 1
-                    self._outputs[event.index] = event.output
-                yield event
-        finally:
-            self.abort()
-
-    async def outputs(self) -> list[RequestOutput]:
-        """Wait for all choices; return their outputs in order.
-
-        Raises:
-            EngineStoppedError: As ``events``.
-        """
-        async for _ in self.events():
-            pass
-        return [output for _, output in sorted(self._outputs.items())]
-
-    def abort(self) -> None:
-        """End what has not ended, within a step. May be called at any time."""
-        if self._num_open:
-            self._abort(list(self.request_ids))
-
-    def put(self, event: StreamEvent | EngineStoppedError) -> None:
-        """Hand over an event; on the event loop."""
-        self._events.put_nowait(event)
 
 
 class AsyncEngine:
@@ -171,7 +103,10 @@ class AsyncEngine:
             self._is_stopping = True
             self._wake.notify()
         if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _LAST_STEP_S)
+        if self._thread.is_alive():
+            # A daemon, so it cannot keep the process from ending.
+            _log.critical("the engine's last step has not ended; it is left behind")
 
     async def submit(
         self,
@@ -209,6 +144,10 @@ class AsyncEngine:
             raise EngineStoppedError("the server is shutting down")
 
         def begin(engine: Engine) -> list[RequestStream]:
+            # Before any of them is queued: what was queued ends as an abort, and would
+            # be counted a second time.
+            for prompt, params in jobs:
+                engine.check(prompt, params)
             _check_room(engine, len(jobs) * n)
             opened: list[list[RequestId]] = []
             try:
@@ -357,10 +296,7 @@ def _ignore(error: EngineStoppedError) -> None:
 
 
 def _check_room(engine: Engine, num_new: int) -> None:
-    """Refuse what may not wait, before any of it is queued.
-
-    What is queued ends as an abort, which would count it a second time.
-    """
+    """Refuse what may not wait."""
     config = engine.config.scheduler
     if num_new > config.max_queued:
         raise RequestError(
@@ -369,9 +305,7 @@ def _check_room(engine: Engine, num_new: int) -> None:
         )
     # Between steps every running sequence holds one lease, and nobody else does.
     num_waiting = engine.num_open - engine.cache.snapshot().num_leases
-    # Without room for one the engine says so, after asking whether it could ever fit.
-    if num_waiting < config.max_queued:
-        check_queue(num_waiting, num_new, config)
+    check_queue(num_waiting, num_new, config)
 
 
 def _count_open(engine: Engine) -> int:

@@ -135,6 +135,15 @@ class Engine:
         """
         return self._submit(self._encode(prompt), params, options, has_reply=True)
 
+    def check(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> None:
+        """Refuse what could never be served, and change nothing.
+
+        Raises:
+            RequestError: The message says what to change.
+        """
+        check_types(params, _PLAIN_OPTIONS)
+        self._check_fits(self._encode(prompt), params)
+
     def abort(self, request_id: RequestId) -> bool:
         """End a request now; return whether it was still open.
 
@@ -306,6 +315,13 @@ class Engine:
     def _encode(self, prompt: Prompt) -> TokenIds:
         return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
 
+    def _check_fits(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
+        """Refuse what the memory can never hold; return the tokens of the reply."""
+        room = self.config.limits.max_model_len - len(token_ids)
+        max_tokens = 0 if params is None else min(params.max_tokens, room)
+        check_capacity(self.cache, len(token_ids), max_tokens)
+        return max_tokens
+
     def _submit(
         self,
         token_ids: TokenIds,
@@ -316,9 +332,7 @@ class Engine:
     ) -> RequestId:
         self._check_open()
         check_types(params, options)
-        room = self.config.limits.max_model_len - len(token_ids)
-        max_tokens = min(params.max_tokens, room) if has_reply else 0
-        check_capacity(self.cache, len(token_ids), max_tokens)
+        max_tokens = self._check_fits(token_ids, params if has_reply else None)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
         arrival = self._next_arrival()
         reply = self._intake.open(

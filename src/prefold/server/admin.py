@@ -49,6 +49,7 @@ from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
+from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
 from prefold.server.observer import Plane
 from prefold.server.prompt_reader import PromptReader
@@ -90,7 +91,7 @@ def make_admin_app(
             Middleware(
                 BodyReader,
                 max_body_bytes=config.max_body_bytes,
-                max_depth=config.max_depth,
+                limits=JsonLimits(max_depth=config.max_depth),
             ),
         ],
     )

@@ -7,11 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from prefold.server.protocol import ReplyModel, StrictModel, explained
+from prefold.server.protocol import ReplyModel, StrictModel
 from prefold.server.protocol_chat import Messages, Tools
-
-#: Prompts in one call, at most.
-MAX_PROMPTS = 256
+from prefold.server.protocol_prompts import Prompts
 
 #: As on the public plane.
 _MAX_SALT_BYTES = 256
@@ -30,15 +28,7 @@ class PromptRequest(StrictModel):
     ``/v1/completions``, ``messages`` and ``tools`` as ``/v1/chat/completions``.
     """
 
-    prompt: Annotated[
-        str
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[str | list[int]], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | None,
-        explained(
-            "must be a text, a list of token ids, or a list of 1 to 256 such prompts"
-        ),
-    ] = None
+    prompt: Prompts | None = None
     messages: Messages | None = None
     """In place of ``prompt``."""
     tools: Tools | None = None

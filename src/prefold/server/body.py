@@ -1,28 +1,26 @@
-"""Bodies: read whole, within limits of size, time and depth, before anything parses them.
+"""Bodies: read whole, within limits of size, time and shape, before anything parses them.
 
-What passes is UTF-8 of a bounded size and a bounded depth; whether it is JSON, and the
-right one, is for the route to say.
+What passes is UTF-8 of a bounded size, depth and number of values; whether it is JSON, and
+the right one, is for the route to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ClientGoneError
+from prefold.server.json_shape import JsonLimits, find_excess
+from prefold.server.off_loop import run_sized
 
 #: Seconds within which a body has to be there.
 BODY_DEADLINE_S = 10.0
 
 #: No route of another method reads a body.
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-
-#: Bytes looked at together when depth is measured.
-_PIECE = 1 << 18
 
 
 class BodyReader:
@@ -31,23 +29,23 @@ class BodyReader:
     Args:
         app: What gets the whole body as one message.
         max_body_bytes: A body of so many bytes, or more, is refused.
-        max_depth: Levels of nesting, at most.
+        limits: Of its shape.
         deadline_s: Seconds that a client has to send it.
     """
 
-    __slots__ = ("_app", "_deadline_s", "_max_body_bytes", "_max_depth")
+    __slots__ = ("_app", "_deadline_s", "_limits", "_max_body_bytes")
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         max_body_bytes: int,
-        max_depth: int,
+        limits: JsonLimits,
         deadline_s: float = BODY_DEADLINE_S,
     ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._max_depth = max_depth
+        self._limits = limits
         self._deadline_s = deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +57,7 @@ class BodyReader:
         body = await self._read(receive)
         if body:
             _check_media_type(headers)
-            self._check(body)
+            await run_sized(len(body), lambda: self._check(body))
         is_given = False
 
         async def replay() -> Message:
@@ -105,11 +103,9 @@ class BodyReader:
         # Zero bytes are how UTF-16 would look, which JSON readers guess at.
         if not is_utf8(body) or b"\0" in body:
             raise HttpError(400, "the body must be JSON in UTF-8; it is not UTF-8")
-        if is_deeper(body, self._max_depth):
-            raise HttpError(
-                400,
-                f"the body is nested deeper than {self._max_depth} levels; flatten it",
-            )
+        excess = find_excess(body, self._limits)
+        if excess is not None:
+            raise HttpError(400, excess)
 
     def _too_large(self) -> HttpError:
         # The connection stays: the web server throws the rest of the body away, while
@@ -137,27 +133,3 @@ def is_utf8(body: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def is_deeper(body: bytes, max_depth: int) -> bool:
-    """Tell whether JSON text is nested deeper than so many levels, without parsing it.
-
-    Of what is no JSON it tells something or other, but always in linear time.
-    """
-    if body.count(b"[") + body.count(b"{") <= max_depth:
-        return False
-    # Without escapes every quote is the end of a string or its beginning.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    is_string, depth = False, 0
-    for start in range(0, len(plain), _PIECE):
-        piece = np.frombuffer(plain, dtype=np.uint8, count=-1)[start : start + _PIECE]
-        quotes = np.cumsum(piece == ord('"'), dtype=np.int32)
-        outside = (quotes + is_string) % 2 == 0
-        opens = outside & ((piece == ord("[")) | (piece == ord("{")))
-        closes = outside & ((piece == ord("]")) | (piece == ord("}")))
-        levels = depth + np.cumsum(opens.astype(np.int32) - closes)
-        if levels.max() > max_depth:
-            return True
-        is_string = bool((quotes[-1] + is_string) % 2)
-        depth = int(levels[-1])
-    return False

@@ -7,8 +7,8 @@
                                             a closed connection, a deadline: abort
 
 A pump carries what one stream yields until the stream has ended, whatever becomes of the
-reader. So a tenant's ticket is returned when the engine is really done with the request,
-and every output is noted once.
+reader, and holds the tenant's ticket. So that is not returned before the engine is really
+done with the request, and every output is noted once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from starlette.types import Receive
 
 from prefold.blocks.table import TokenIds
-from prefold.engine.async_engine import AsyncEngine, RequestStream
+from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
+from prefold.engine.request_stream import RequestStream
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, stopped
 from prefold.server.exchange import ClientGoneError, Exchange
-from prefold.server.limits import TenantLimits, Ticket
+from prefold.server.limits import Ticket
 from prefold.server.observer import HttpObserver
 
 
@@ -85,20 +86,20 @@ class OpenCall:
         "_pumps",
         "_queue",
         "_streams",
-        "_tickets",
+        "_ticket",
         "_watch",
     )
 
     def __init__(
         self,
         streams: Sequence[RequestStream],
-        tickets: Sequence[Ticket],
+        ticket: Ticket,
         n: int,
         exchange: Exchange,
         observer: HttpObserver,
     ) -> None:
         self._streams = streams
-        self._tickets = tickets
+        self._ticket = ticket
         self._n = n
         self._exchange = exchange
         self._observer = observer
@@ -112,6 +113,8 @@ class OpenCall:
 
     def start(self, receive: Receive, timeout_s: float | None) -> None:
         """Begin to carry events, and to watch connection and time."""
+        for _ in self._streams:
+            self._ticket.hold()
         self._pumps = [
             asyncio.create_task(self._pump(index)) for index in range(len(self._streams))
         ]
@@ -171,11 +174,13 @@ class OpenCall:
                 stream.abort()
 
     async def _pump(self, index: int) -> None:
-        stream, ticket = self._streams[index], self._tickets[index]
         num_prompt_tokens, num_reply_tokens = 0, 0
+        begun: set[int] = set()
         try:
-            async for event in stream.events():
-                ticket.stop_waiting()
+            async for event in self._streams[index].events():
+                if event.index not in begun:
+                    begun.add(event.index)
+                    self._ticket.begin()
                 if event.token is not None:
                     num_reply_tokens += 1
                 if event.output is not None:
@@ -191,7 +196,8 @@ class OpenCall:
         except Exception as error:  # noqa: BLE001 -- raised again where events are read
             self._queue.put_nowait(error)
         finally:
-            ticket.leave(num_prompt_tokens + num_reply_tokens)
+            self._ticket.use(num_prompt_tokens + num_reply_tokens)
+            self._ticket.release()
 
     async def _watch_connection(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -232,22 +238,19 @@ class Desk:
 
     Args:
         engine: Where they go.
-        limits: Of the tenants.
         config: Of the server.
         observer: Told about every output.
     """
 
-    __slots__ = ("_config", "_engine", "_limits", "_observer")
+    __slots__ = ("_config", "_engine", "_observer")
 
     def __init__(
         self,
         engine: AsyncEngine,
-        limits: TenantLimits,
         config: ServerConfig,
         observer: HttpObserver,
     ) -> None:
         self._engine = engine
-        self._limits = limits
         self._config = config
         self._observer = observer
 
@@ -270,48 +273,24 @@ class Desk:
         """Have the engine take a call in, all of it or nothing.
 
         Raises:
-            HttpError: It needs more requests at a time than the tenant may have.
             PrefoldError: As the limits and the engine raise it.
         """
-        caller = caller_of(exchange)
-        tickets = self._enter(plan, caller)
-        streams: list[RequestStream] = []
-        try:
-            streams = await self._engine.submit_together(
-                [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
-                options=plan.options,
-                n=plan.n,
-            )
-        finally:
-            if not streams:
-                for ticket in tickets:
-                    ticket.leave(0)
+        ticket = exchange.ticket
+        if ticket is None:
+            raise TypeError("a call came in without a ticket")
+        ticket.queue(
+            len(plan.prompts) * plan.n,
+            sum(prompt.num_reserved_tokens for prompt in plan.prompts),
+        )
+        streams = await self._engine.submit_together(
+            [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
+            options=plan.options,
+            n=plan.n,
+        )
         exchange.was_taken = True
-        call = OpenCall(streams, tickets, plan.n, exchange, self._observer)
+        call = OpenCall(streams, ticket, plan.n, exchange, self._observer)
         call.start(receive, self._config.request_timeout_s)
         return call
-
-    def _enter(self, plan: CallPlan, caller: Caller) -> list[Ticket]:
-        """Take a ticket for each prompt: each is a request to the engine."""
-        tenant = caller.tenant
-        if len(plan.prompts) > tenant.max_concurrent:
-            raise HttpError(
-                400,
-                f"there are {len(plan.prompts)} prompts, but no more than "
-                f"{tenant.max_concurrent} requests may be open at the same time; send "
-                "fewer prompts together",
-                param="prompt",
-            )
-        tickets: list[Ticket] = []
-        try:
-            for prompt in plan.prompts:
-                ticket = self._limits.enter(tenant, prompt.num_reserved_tokens)
-                tickets.append(ticket)
-        except BaseException:
-            for ticket in tickets:
-                ticket.leave(0)
-            raise
-        return tickets
 
 
 def total_usage(outputs: Sequence[RequestOutput], n: int) -> Usage:

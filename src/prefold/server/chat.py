@@ -67,6 +67,7 @@ class ChatRoute:
             self._heads.make("chatcmpl"),
             n,
             self._texts if request.logprobs else None,
+            num_top=request.top_logprobs or 0,
             wants_usage=options is not None and bool(options.include_usage),
         )
         call = await self._desk.open(plan, exchange, http.receive)
@@ -77,7 +78,9 @@ class ChatRoute:
         finally:
             call.close()
         usage = call.usage()
-        return to_answer(reply.whole(outputs, usage), usage)
+        return await run_sized(
+            reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage)
+        )
 
     def _check(self, request: ChatRequest) -> int:
         check_model(self._model, request.model)

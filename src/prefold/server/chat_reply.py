@@ -19,7 +19,12 @@ from prefold.server.protocol_chat import (
     ChatLogprobs,
     ChatMessage,
 )
-from prefold.server.replies import ReplyHead, to_finish_reason, to_usage
+from prefold.server.replies import (
+    CHARACTERS_A_TOKEN,
+    ReplyHead,
+    to_finish_reason,
+    to_usage,
+)
 
 
 class ChatReply:
@@ -29,10 +34,11 @@ class ChatReply:
         head: Of the reply.
         num_choices: How many there are.
         texts: Of tokens, if their log-probabilities are wanted.
+        num_top: Alternatives that are wanted of each token.
         wants_usage: Whether a stream ends with the count of tokens.
     """
 
-    __slots__ = ("_head", "_num_choices", "_texts", "_wants_usage")
+    __slots__ = ("_head", "_num_choices", "_texts", "_wants_usage", "_width")
 
     def __init__(
         self,
@@ -40,12 +46,20 @@ class ChatReply:
         num_choices: int,
         texts: TokenTexts | None,
         *,
+        num_top: int,
         wants_usage: bool,
     ) -> None:
         self._head = head
         self._num_choices = num_choices
         self._texts = texts
+        self._width = 1 + num_top
         self._wants_usage = wants_usage
+
+    def size(self, usage: Usage) -> int:
+        """Return what the whole of it costs to make, in characters read."""
+        if self._texts is None:
+            return 0
+        return usage.completion_tokens * self._width * CHARACTERS_A_TOKEN
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> ChatCompletion:
         """Return the whole reply; outputs are in the order of choices."""
@@ -74,6 +88,11 @@ class ChatReply:
             self._chunk(ChatChunkChoice(index=index, delta=delta, finish_reason=None))
             for index in range(self._num_choices)
         ]
+
+    def size_of(self, event: CallEvent) -> int:
+        """Return what writing an event costs: never much, it is one token."""
+        del event
+        return 0
 
     def write(self, event: CallEvent) -> list[BaseModel]:
         """Return the pieces that an event becomes."""

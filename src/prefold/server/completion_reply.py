@@ -21,10 +21,12 @@ from prefold.server.protocol_completions import (
     CompletionChoice,
     CompletionLogprobs,
 )
-from prefold.server.replies import ReplyHead, to_finish_reason, to_usage
-
-#: Saying what is known of a token takes as long as reading so many characters.
-_CHARACTERS_A_TOKEN = 50
+from prefold.server.replies import (
+    CHARACTERS_A_TOKEN,
+    ReplyHead,
+    to_finish_reason,
+    to_usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +64,14 @@ class CompletionReply:
         #: By choice, tokens that wait for what is known of the prompt.
         self._held: list[list[CallEvent]] = [[] for _ in prompts]
 
-    @property
-    def size(self) -> int:
-        """What the whole of it costs to make, in characters read."""
-        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        return num_tokens * _CHARACTERS_A_TOKEN if self._collected else 0
-
     # -- whole ---------------------------------------------------------------------
+
+    def size(self, usage: Usage) -> int:
+        """Return what the whole of it costs to make, in characters read."""
+        if not self._collected:
+            return 0
+        num_prompt = sum(len(prompt.token_ids) for prompt in self._prompts)
+        return (num_prompt + usage.completion_tokens) * CHARACTERS_A_TOKEN
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Completion:
         """Return the whole reply; outputs are in the order of choices."""
@@ -98,6 +101,14 @@ class CompletionReply:
             for index in range(len(self._prompts))
             if self._echo(index)
         ]
+
+    def size_of(self, event: CallEvent) -> int:
+        """Return what writing an event costs: with the end of an echo, all of it."""
+        if event.output is None or not self._collected:
+            return 0
+        num_held = len(self._held[event.choice])
+        num_prompt = len(self._prompts[event.choice].token_ids)
+        return (num_held + num_prompt) * CHARACTERS_A_TOKEN
 
     def write(self, event: CallEvent) -> list[BaseModel]:
         """Return the pieces that an event becomes."""

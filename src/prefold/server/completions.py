@@ -24,6 +24,7 @@ from prefold.server.protocol_completions import (
     Completion,
     CompletionRequest,
 )
+from prefold.server.protocol_prompts import split_prompts
 from prefold.server.replies import ReplyHeads, to_answer
 from prefold.server.sampling import check_common, check_max_tokens, to_options, to_params
 from prefold.server.served_model import ServedModel
@@ -52,7 +53,7 @@ class CompletionsRoute:
         """
         exchange = exchange_of(http)
         n = self._check(request)
-        texts = request.prompts()
+        texts = split_prompts(request.prompt)
         prompts = await run_sized(
             sum(map(len, texts)), lambda: [self._read(text, request) for text in texts]
         )
@@ -66,8 +67,9 @@ class CompletionsRoute:
         finally:
             call.close()
         usage = call.usage()
-        whole = await run_sized(reply.size, lambda: reply.whole(outputs, usage))
-        return to_answer(whole, usage)
+        return await run_sized(
+            reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage)
+        )
 
     def _check(self, request: CompletionRequest) -> int:
         check_model(self._model, request.model)

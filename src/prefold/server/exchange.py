@@ -16,7 +16,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
@@ -26,6 +26,7 @@ from prefold.engine.request import Usage
 from prefold.errors import PrefoldError
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, internal_error, to_response
+from prefold.server.limits import Ticket
 from prefold.server.logs import describe_exception
 from prefold.server.observer import ExchangeId, HttpObserver, Plane
 
@@ -56,9 +57,20 @@ class Exchange:
         status: Of the answer, once it has begun.
         was_taken: Whether the engine took it in.
         usage: Its tokens, once they are counted.
+        ticket: Its tenant's, for a call.
+        num_sent: Pieces of the answer that there was room for.
     """
 
-    __slots__ = ("caller", "id_text", "serial", "status", "usage", "was_taken")
+    __slots__ = (
+        "caller",
+        "id_text",
+        "num_sent",
+        "serial",
+        "status",
+        "ticket",
+        "usage",
+        "was_taken",
+    )
 
     def __init__(self, id_text: str, serial: int) -> None:
         self.id_text = id_text
@@ -67,6 +79,8 @@ class Exchange:
         self.status: int | None = None
         self.was_taken = False
         self.usage: Usage | None = None
+        self.ticket: Ticket | None = None
+        self.num_sent = 0
 
     @property
     def request_id(self) -> ExchangeId:
@@ -82,6 +96,12 @@ def exchange_of(connection: HTTPConnection | Scope) -> Exchange:
     if not isinstance(exchange, Exchange):
         raise TypeError("the request came without its exchange")
     return exchange
+
+
+def num_sent_in(scope: Mapping[str, object]) -> int:
+    """Return how many pieces of an answer there was room for."""
+    exchange = scope.get(_SCOPE_KEY)
+    return exchange.num_sent if isinstance(exchange, Exchange) else 0
 
 
 class ExchangeLayer:
@@ -140,6 +160,7 @@ class ExchangeLayer:
                 name = (b"x-request-id", exchange.id_text.encode("ascii"))
                 message = {**message, "headers": [*message.get("headers", ()), name]}
             await send(message)
+            exchange.num_sent += 1
 
         try:
             await self._answer(scope, receive, send_named, exchange)

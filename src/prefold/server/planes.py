@@ -35,7 +35,7 @@ CLOSE_S = 5
 #: An idle connection is kept that long; clients and proxies mostly keep theirs shorter.
 KEEP_ALIVE_S = 75
 
-_PATIENCE = Patience(first_s=10.0, next_s=KEEP_ALIVE_S + 10.0)
+_PATIENCE = Patience(first_s=10.0, next_s=KEEP_ALIVE_S + 10.0, unread_s=30.0)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

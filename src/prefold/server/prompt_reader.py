@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from prefold.blocks.table import TokenIds
 from prefold.cache import Access
@@ -17,6 +16,7 @@ from prefold.server.errors import HttpError
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol_chat import Message, Tool, size_of
+from prefold.server.protocol_prompts import split_prompts
 from prefold.server.served_model import ServedModel
 
 
@@ -96,14 +96,3 @@ class PromptReader:
     def _encode_one(self, prompt: str | list[int]) -> TokenIds:
         token_ids = self._encoder.encode(prompt) if isinstance(prompt, str) else prompt
         return encode_prompt(token_ids, None, self._limits)
-
-
-def split_prompts(
-    prompt: str | list[int] | list[str | list[int]],
-) -> list[str | list[int]]:
-    """Return the prompts of a field that may hold one or several."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if all(isinstance(part, int) for part in prompt):
-        return [cast("list[int]", prompt)]
-    return cast("list[str | list[int]]", prompt)

@@ -152,7 +152,7 @@ class GenerationRequest(StrictModel):
     stop_token_ids: Annotated[
         Annotated[
             list[Annotated[int, Field(ge=0, lt=2**31)]],
-            Field(max_length=1024),
+            Field(max_length=1024, fail_fast=True),
         ]
         | None,
         explained("must be a list of at most 1024 token ids"),
@@ -171,7 +171,8 @@ class GenerationRequest(StrictModel):
     safety_identifier: str | None = None
     """Accepted and not used."""
     metadata: Annotated[
-        dict[str, str] | None, explained("must be an object whose values are texts")
+        Annotated[dict[str, str], Field(max_length=16)] | None,
+        explained("must be an object of at most 16 fields whose values are texts"),
     ] = None
     """Accepted and not used."""
     prompt_cache_key: str | None = None

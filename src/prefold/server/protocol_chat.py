@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from prefold.server.protocol import (
     GenerationRequest,
@@ -26,7 +26,20 @@ _ONLY_TEXT = explained(
     "must be a text, or a list of parts of type 'text'; images, audio and files are not "
     "supported"
 )
-Content = Annotated[str | list[TextPart], _ONLY_TEXT]
+
+
+def _kind_of(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    return "parts" if isinstance(value, list) else None
+
+
+# Told apart before anything is checked, and refused at the first wrong part: a million
+# wrong ones are not worth a million complaints.
+_Text = Annotated[str, Tag("text")]
+_Parts = Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")]
+_TextOrParts = Annotated[_Text | _Parts, Discriminator(_kind_of)]
+Content = Annotated[_TextOrParts, _ONLY_TEXT]
 #: Calls of one message, at most.
 _MAX_TOOL_CALLS = 128
 
@@ -71,9 +84,11 @@ class AssistantMessage(StrictModel):
     """An earlier reply."""
 
     role: Literal["assistant"]
-    content: Annotated[str | list[TextPart] | None, _ONLY_TEXT] = None
+    content: Annotated[_TextOrParts | None, _ONLY_TEXT] = None
     name: _Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_TOOL_CALLS)] | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(max_length=_MAX_TOOL_CALLS, fail_fast=True)] | None
+    ) = None
     refusal: Annotated[None, explained("must be null: put what was said into content")] = (
         None
     )
@@ -125,8 +140,8 @@ class TextFormat(StrictModel):
     type: Literal["text"]
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
-Tools = Annotated[list[Tool], Field(max_length=512)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=512, fail_fast=True)]
 
 
 class ChatRequest(GenerationRequest):

@@ -12,9 +12,7 @@ from prefold.server.protocol import (
     UsageReply,
     explained,
 )
-
-#: Prompts in one request, at most.
-MAX_PROMPTS = 256
+from prefold.server.protocol_prompts import Prompts
 
 #: What OpenAI gives where the request does not say.
 DEFAULT_MAX_TOKENS = 16
@@ -23,14 +21,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(GenerationRequest):
     """A body of ``POST /v1/completions``."""
 
-    prompt: Annotated[
-        str
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[str | list[int]], Field(min_length=1, max_length=MAX_PROMPTS)],
-        explained(
-            "must be a text, a list of token ids, or a list of 1 to 256 such prompts"
-        ),
-    ]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """16 if left out; 0 computes the prompt only."""
     echo: bool | None = None
@@ -42,16 +33,6 @@ class CompletionRequest(GenerationRequest):
     suffix: Annotated[None, explained("is not supported; put all text before the gap")] = (
         None
     )
-
-    def prompts(self) -> list[str | list[int]]:
-        """Return the prompts one by one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        items: list[str | int | list[int]] = [*self.prompt]
-        token_ids = [item for item in items if isinstance(item, int)]
-        if token_ids:
-            return [token_ids]
-        return [item for item in items if not isinstance(item, int)]
 
 
 class CompletionLogprobs(ReplyModel):

@@ -4,8 +4,9 @@ Layers, from outside in; each sees only what the one before let through::
 
     exchange   an id, one log line, errors made into answers
     gate       a key, for every path but /health, known or not
-    body       size, time, UTF-8, depth
-    routes     fields, then limits, then the engine
+    entry      a ticket of the tenant, for every call
+    body       size, time, UTF-8, shape
+    routes     fields, then the tenant's other limits, then the engine
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from prefold.server.chat_template import ChatTemplate
 from prefold.server.completions import completions_router
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import Authenticator
+from prefold.server.entry import EntryLayer
 from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
 from prefold.server.gate import Gate
 from prefold.server.health import HEALTH_PATH, health_router
+from prefold.server.json_shape import JsonLimits
 from prefold.server.limits import TenantLimits
 from prefold.server.models import models_router
 from prefold.server.observer import HttpObserver, Plane
 from prefold.server.served_model import ServedModel
-from prefold.server.tokenize import tokenize_router
+from prefold.server.tokenize import TOKENIZE_PATH, tokenize_router
 
 #: Of the routes whose requests ask for tokens.
 TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -45,7 +48,7 @@ def make_public_app(
     observer: HttpObserver,
 ) -> FastAPI:
     """Return the application of the public plane."""
-    desk = Desk(engine, limits, config, observer)
+    desk = Desk(engine, config, observer)
     template = ChatTemplate(model.tokenizer)
     app = FastAPI(
         title="Prefold",
@@ -64,10 +67,11 @@ def make_public_app(
                 authenticate=authenticator.authenticate,
                 open_paths=frozenset({HEALTH_PATH}),
             ),
+            Middleware(EntryLayer, limits=limits, paths=TOKEN_PATHS | {TOKENIZE_PATH}),
             Middleware(
                 BodyReader,
                 max_body_bytes=config.max_body_bytes,
-                max_depth=config.max_depth,
+                limits=JsonLimits(max_depth=config.max_depth),
             ),
         ],
     )

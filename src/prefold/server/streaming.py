@@ -19,6 +19,7 @@ from prefold.engine.request import Usage
 from prefold.errors import PrefoldError
 from prefold.server.calls import CallEvent, OpenCall
 from prefold.server.errors import HttpError, to_body
+from prefold.server.off_loop import run_sized
 
 #: Of an answer whose prompts' hits are known before it begins.
 CACHED_TOKENS_HEADER = "x-prefold-cached-tokens"
@@ -31,6 +32,10 @@ class ChunkWriter(Protocol):
 
     def begin(self) -> list[BaseModel]:
         """Return what comes before the first token."""
+        ...
+
+    def size_of(self, event: CallEvent) -> int:
+        """Return what writing an event costs, in characters read."""
         ...
 
     def write(self, event: CallEvent) -> list[BaseModel]:
@@ -76,9 +81,10 @@ class EventStream(Response):
                 }
             )
             try:
-                await self._send(send, self._writer.begin() + self._write(self._first))
+                await self._send(send, _encode(self._writer.begin()))
+                await self._send(send, await self._write(self._first))
                 async for event in self._events:
-                    await self._send(send, self._write(event))
+                    await self._send(send, await self._write(event))
                 last = _encode(self._writer.end(self._call.usage())) + _DONE
             except (HttpError, PrefoldError) as error:
                 last = _frame(json.dumps(to_body(error)))
@@ -86,12 +92,13 @@ class EventStream(Response):
         finally:
             self._call.close()
 
-    def _write(self, event: CallEvent) -> list[BaseModel]:
-        return self._writer.write(event)
+    async def _write(self, event: CallEvent) -> bytes:
+        return await run_sized(
+            self._writer.size_of(event), lambda: _encode(self._writer.write(event))
+        )
 
-    async def _send(self, send: Send, chunks: list[BaseModel]) -> None:
-        if chunks:
-            body = _encode(chunks)
+    async def _send(self, send: Send, body: bytes) -> None:
+        if body:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

@@ -13,6 +13,8 @@ from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
 from prefold.server.protocol_chat import Messages, Tools, size_of
 from prefold.server.served_model import ServedModel
 
+TOKENIZE_PATH = "/tokenize"
+
 
 class TokenizeRequest(StrictModel):
     """A body of ``POST /tokenize``: a prompt or a conversation."""
@@ -37,7 +39,7 @@ def tokenize_router(model: ServedModel, template: ChatTemplate) -> APIRouter:
     router = APIRouter(responses=ERROR_RESPONSES)
     encoder = PromptEncoder(model.tokenizer, model.limits)
 
-    @router.post("/tokenize")
+    @router.post(TOKENIZE_PATH)
     async def tokenize(request: TokenizeRequest) -> TokenizeReply:
         """Return the tokens of a prompt, or of a conversation with the chat template."""
         if request.model is not None:

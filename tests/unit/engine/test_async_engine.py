@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prefold.engine.async_engine import AsyncEngine, RequestStream, StreamEvent
+from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason, SamplingParams
+from prefold.engine.request_stream import RequestStream, StreamEvent
 from prefold.errors import EngineStoppedError, InvariantError, RequestError
 from support.sessions import ChainRunner, make_session
 
@@ -157,6 +158,20 @@ def test_bad_requests_are_refused_where_they_are_made() -> None:
             await ensure_clean(server)
 
     run(test)
+
+
+def test_of_several_requests_none_is_begun_if_one_can_never_be_served() -> None:
+    async def main() -> None:
+        async with running(num_blocks=8) as (server, engine, _):
+            jobs = [(PROMPT, SHORT), (list(range(3, 203)), SHORT)]
+            with pytest.raises(RequestError, match="the cache memory holds"):
+                await server.submit_together(jobs, options=OPTIONS)
+            await ensure_clean(server)
+            # Not even as one that was aborted.
+            assert engine.counters.num_steps == 0
+            assert engine.step() == []
+
+    asyncio.run(main())
 
 
 def test_stopping_drains_what_can_end_and_aborts_the_rest() -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from prefold.server import body as body_module
-from prefold.server.body import BodyReader, is_deeper
+from prefold.server.body import BodyReader
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ClientGoneError
+from prefold.server.json_shape import JsonLimits
 from support.asgi_call import AsgiCall
 from support.public_plane import run
 
@@ -30,7 +27,8 @@ class Inner:
 
 
 def reader(inner: Inner, *, deadline_s: float = 5.0, max_depth: int = 4) -> BodyReader:
-    return BodyReader(inner, max_body_bytes=100, max_depth=max_depth, deadline_s=deadline_s)
+    limits = JsonLimits(max_depth=max_depth, max_containers=9, max_fields=9, max_items=9)
+    return BodyReader(inner, max_body_bytes=100, limits=limits, deadline_s=deadline_s)
 
 
 def refusal(headers: dict[str, str], pieces: list[bytes], **options: Any) -> HttpError:
@@ -180,39 +178,3 @@ def test_a_body_that_is_too_deep_is_refused() -> None:
 
 
 # -- depth ---------------------------------------------------------------------------
-
-#: Everything that could be taken for the end of a string or a level.
-TEXTS = st.text(alphabet='a"\\[]{}\né', max_size=6)
-VALUES = st.recursive(
-    TEXTS | st.integers(0, 3) | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=12,
-)
-
-
-def depth_of(value: object) -> int:
-    match value:
-        case list():
-            return 1 + max(map(depth_of, value), default=0)
-        case dict():
-            return 1 + max(map(depth_of, value.values()), default=0)
-    return 0
-
-
-@given(value=VALUES, is_ascii=st.booleans(), piece=st.sampled_from([1, 2, 3, 5, 1 << 18]))
-@example(value=["\\", [["]]]]"]]], is_ascii=True, piece=1)
-def test_depth_is_that_of_the_parsed_value(
-    *, value: object, is_ascii: bool, piece: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        # However the text is cut, strings and levels go on in the next piece.
-        patch.setattr(body_module, "_PIECE", piece)
-        data = json.dumps(value, ensure_ascii=is_ascii).encode()
-        depth = depth_of(value)
-        assert not is_deeper(data, depth)
-        assert depth == 0 or is_deeper(data, depth - 1)
-
-
-def test_depth_of_a_large_body_takes_no_longer_than_reading_it() -> None:
-    assert is_deeper(b"[" * 5_000_000, 64)
-    assert not is_deeper(b"[" + b"[]," * 3_000_000 + b"0]", 64)

@@ -60,10 +60,14 @@ def test_a_tenant_at_its_limit_is_told_to_wait(tmp_path: Path) -> None:
             answer = await plane.post(TEXT, text_body(["x"] * 4), key=key)
             assert answer.status == 400
             assert "fewer prompts" in answer.message
+            # So is each of several replies.
+            answer = await plane.post(TEXT, text_body("x", n=4), key=key)
+            assert answer.status == 400
+            assert "lower n" in answer.message
             answer = await plane.post(TEXT, text_body(["x"] * 3), key=key)
             assert answer.status == 200
             await plane.assert_nothing_is_held("acme")
-            assert plane.watcher.refused == ["acme", "acme"]
+            assert plane.watcher.refused == ["acme", "acme", "acme"]
 
     run(test)
 
@@ -146,6 +150,98 @@ def test_a_request_waits_until_its_first_token() -> None:
             call.disconnect()
             await call.wait()
             await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize"])
+def test_a_call_too_many_is_refused_before_its_body_is_read(
+    path: str, tmp_path: Path
+) -> None:
+    authenticator, keys = make_authenticator(tmp_path / "keys.json")
+
+    async def test() -> None:
+        async with public_plane(authenticator=authenticator) as plane:
+            headers = {
+                "authorization": f"Bearer {keys['acme']}",
+                "content-type": "application/json",
+            }
+            # Three are open, though none of them has sent all of its body.
+            calls = [
+                AsgiCall(plane.app, "POST", path, headers).feed(b"{", is_last=False).start()
+                for _ in range(3)
+            ]
+            await until(lambda: plane.limits.num_open("acme") == 3)
+            late = AsgiCall(plane.app, "POST", path, headers).start()
+            answer = await late.answer()
+            assert answer.status == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            for call in calls:
+                call.disconnect()
+                await call.wait()
+            await plane.assert_nothing_is_held("acme")
+            assert (await plane.get("/v1/models", key=keys["acme"])).status == 200
+
+    run(test)
+
+
+def test_an_answer_that_nobody_reads_stays_an_open_call() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            call = start(plane, TEXT, text_body("x", max_tokens=20, stream=True))
+            call.is_read.clear()
+            await until(lambda: len(plane.watcher.outputs) == 1)
+            # The engine is done with it, and its queue has room again.
+            assert plane.engine.engine.num_open == 0
+            assert plane.limits.num_waiting("default") == 0
+            assert plane.limits.num_open("default") == 1
+            call.is_read.set()
+            assert (await finish(call)).endswith(b"data: [DONE]\n\n")
+            await call.wait()
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_every_choice_waits_for_its_own_first_token() -> None:
+    async def test() -> None:
+        async with public_plane(scheduler=SchedulerConfig(max_running=1)) as plane:
+            plane.runner.is_open.clear()
+            body = text_body(["x", "y"], n=2, max_tokens=30, stream=True)
+            call = start(plane, TEXT, body)
+            await until(lambda: plane.limits.num_waiting("default") == 4)
+            plane.runner.is_open.set()
+            seen = {4}
+            while (await call.next_message()) is not None:
+                seen.add(plane.limits.num_waiting("default"))
+            await call.wait()
+            assert len(seen) > 2
+            await plane.assert_nothing_is_held()
+
+    run(test)
+
+
+def test_a_share_of_the_queue_counts_replies(tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.create("acme").text
+    tenant = TenantConfig(name="acme", queue_share=0.5)
+    authenticator = Authenticator([tenant], key_file)
+
+    async def test() -> None:
+        config = ServerConfig(max_queued=16)
+        async with public_plane(authenticator=authenticator, config=config) as plane:
+            plane.runner.is_open.clear()
+            body = text_body("x", n=8, max_tokens=2)
+            first = asyncio.create_task(plane.post(TEXT, body, key=key))
+            await until(lambda: plane.limits.num_waiting("acme") == 8)
+            answer = await plane.post(TEXT, text_body("x"), key=key)
+            assert answer.status == 429
+            assert "8 replies are waiting" in answer.message
+            answer = await plane.post(TEXT, text_body(["x", "y"], n=8), key=key)
+            assert answer.status == 400
+            plane.runner.is_open.set()
+            assert (await first).status == 200
+            await plane.assert_nothing_is_held("acme")
 
     run(test)
 

@@ -10,11 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prefold.server.exchange import ExchangeLayer
+from prefold.server.observer import Plane
 from prefold.server.silence import Patience, SilenceWatch
+from support.public_plane import Watcher
 from support.settable_clock import SettableClock
 
-PATIENCE = Patience(first_s=10.0, next_s=85.0)
+PATIENCE = Patience(first_s=10.0, next_s=85.0, unread_s=30.0)
+PIECE = bytes(1 << 16)
+ENDLESS = b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n"
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -26,12 +32,13 @@ class Listener:
         self.watch = SilenceWatch(PATIENCE, self.clock)
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.num_ended = 0
         self._server: uvicorn.Server | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
 
     async def start(self) -> None:
         config = uvicorn.Config(
-            self._answer,
+            ExchangeLayer(self._answer, plane=Plane.PUBLIC, observer=Watcher()),
             interface="asgi3",
             http="h11",
             ws="none",
@@ -60,16 +67,40 @@ class Listener:
         self.clock.advance(after_s)
         return self.watch.sweep(self._server.server_state.connections)
 
+    def is_stuck(self) -> bool:
+        """Whether what is to be sent does not get through."""
+        assert self._server is not None
+        [connection] = self._server.server_state.connections
+        assert isinstance(connection, H11Protocol)
+        return connection.flow.write_paused
+
     async def settle(self) -> None:
         """Let what was sent arrive."""
         for _ in range(10):
             await asyncio.sleep(0.005)
 
-    async def _answer(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.may_answer.wait()
+        if scope["path"] == "/endless":
+            await self._answer_for_ever(receive, send)
+            return
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
+
+    async def _answer_for_ever(self, receive: Receive, send: Send) -> None:
+        await receive()
+        leaving = asyncio.create_task(self._wait_for_the_end(receive))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not leaving.done():
+            piece = {"type": "http.response.body", "body": PIECE, "more_body": True}
+            await send(piece)
+            await asyncio.sleep(0)
+        self.num_ended += 1
+
+    async def _wait_for_the_end(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:
@@ -147,5 +178,41 @@ def test_quick_requests_do_not_add_up_to_silence() -> None:
             await reader.readuntil(b"ok")
             assert await listener.sweep(60) == 0
         await hang_up(writer)
+
+    run(check)
+
+
+def test_who_stops_reading_a_long_answer_is_cut() -> None:
+    async def check(listener: Listener) -> None:
+        _reader, writer = await listener.connect()
+        writer.write(ENDLESS)
+        # The client's own buffers fill first.
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if listener.is_stuck():
+                break
+        assert await listener.sweep(0) == 0
+        assert await listener.sweep(29) == 0
+        assert listener.num_ended == 0
+        assert await listener.sweep(2) == 1
+        await listener.settle()
+        # The application hears that the client has gone.
+        assert listener.num_ended == 1
+        writer.transport.abort()
+
+    run(check)
+
+
+def test_who_reads_slowly_is_left_alone() -> None:
+    async def check(listener: Listener) -> None:
+        reader, writer = await listener.connect()
+        writer.write(ENDLESS)
+        for _ in range(6):
+            # Enough to make room on both sides.
+            await reader.readexactly(1 << 23)
+            assert await listener.sweep(20) == 0
+        assert listener.num_ended == 0
+        writer.transport.abort()
+        await listener.settle()
 
     run(check)
