@@ -46,8 +46,9 @@ def check_queue(num_queued: int, num_new: int, config: SchedulerConfig) -> None:
     """
     if num_queued + num_new > config.max_queued:
         raise QueueFullError(
-            f"{num_queued} requests are waiting, and no more than {config.max_queued} may "
-            "(max_queued); try again later"
+            # Not how many are waiting: that would tell one tenant about the others.
+            f"no more than {config.max_queued} requests may wait (max_queued), and there "
+            f"is no room for {num_new} more now; try again later"
         )
 
 

@@ -152,7 +152,8 @@ class TenantConfig:
     Attributes:
         name: Stands in keys, metrics and logs.
         domain: Path of the domain its requests read and write; the name if left out.
-        max_concurrent: Requests it may have open at the same time.
+        max_concurrent: Replies that may be made for it at the same time: each prompt of
+            a call and each of its choices is one.
         tokens_per_minute: Prompt and reply tokens, on average; None for any number.
         queue_share: Of the server's ``max_queued``, what its waiting requests may take;
             1 for all of it.

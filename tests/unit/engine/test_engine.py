@@ -242,7 +242,7 @@ def test_a_full_queue_says_so() -> None:
     engine = FakeEngine(scheduler=SchedulerConfig(max_queued=2))
     engine.submit(PROMPT)
     first = engine.submit(PROMPT)
-    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+    with pytest.raises(QueueFullError, match=r"no more than 2 requests may wait"):
         engine.submit(PROMPT)
     engine.abort(first)
     engine.submit(PROMPT)
