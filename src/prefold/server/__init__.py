@@ -17,6 +17,6 @@ Roughly from the outside in:
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
 | ``hits``, ``prefill_price``, ``timings``, ``observer`` | where they come from |
-| ``credentials``, ``keys``, ``private_file``, ``limits`` | who may come in, how much |
+| ``credentials``, ``keys``, ``limits`` | who may come in, how much |
 | ``config``, ``config_file``, ``served_model`` | what is served, and how |
 """

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from prefold.engine.user_dirs import state_dir
 from prefold.errors import ConfigError, PrefoldError
+from prefold.identity.private_file import create_private, read_private
 from prefold.server.config import LOCAL_TENANT, TenantConfig
 from prefold.server.keys import KeyFile
-from prefold.server.private_file import create_private, read_private
 
 #: Names the admin token's file in place of the configuration.
 ADMIN_TOKEN_FILE_VARIABLE = "PREFOLD_ADMIN_TOKEN_FILE"  # noqa: S105 -- a variable's name

@@ -31,8 +31,8 @@ from pathlib import Path
 from prefold.engine.digest_memory import FileStamp
 from prefold.engine.user_dirs import state_dir
 from prefold.errors import ConfigError, InvalidInputError
+from prefold.identity.private_file import lock_beside, read_private, replace_private
 from prefold.server.config import check_tenant_name
-from prefold.server.private_file import lock_beside, read_private, replace_private
 
 #: Names the key file in place of the configuration.
 KEY_FILE_VARIABLE = "PREFOLD_KEY_FILE"

@@ -18,24 +18,33 @@ from pathlib import Path
 from prefold.errors import ConfigError
 
 
-def read_private(path: Path, what: str, *, max_bytes: int) -> bytes:
+def read_private(
+    path: Path, what: str, *, max_bytes: int, must_be_own: bool = False
+) -> bytes:
     """Return the file's content.
 
     Args:
         path: The file.
         what: What messages call it, such as "the key file".
         max_bytes: Size up to which it can be what it should be.
+        must_be_own: Whether it must belong to this user, or to root.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ConfigError: It cannot be read, is not a regular file, is larger, or others than
-            its owner can access it.
+        ConfigError: It cannot be read, is not a regular file, is larger, belongs to
+            somebody else, or others than its owner can access it.
     """
     try:
         # Everything is asked of the open file, so it cannot be exchanged in between.
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
-            _check(status, path, what, max_bytes)
+            _check_kind(status, path, what)
+            if must_be_own and status.st_uid not in {0, os.geteuid()}:
+                raise ConfigError(
+                    f"{what} {path} belongs to another user, who can read it: make a new "
+                    "one"
+                )
+            _check_access(status, path, what, max_bytes)
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise
@@ -89,9 +98,12 @@ def lock_beside(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check(status: os.stat_result, path: Path, what: str, max_bytes: int) -> None:
+def _check_kind(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{what} {path} is not a regular file")
+
+
+def _check_access(status: os.stat_result, path: Path, what: str, max_bytes: int) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise ConfigError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefold.errors import ConfigError
-from prefold.server.private_file import (
+from prefold.identity.private_file import (
     create_private,
     lock_beside,
     read_private,
@@ -93,3 +93,24 @@ def test_a_failure_changes_nothing(
         write(path, b"two")
     assert _read(path) == b"one"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_file_of_another_user_is_refused_where_it_must_be_own(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_private(path, b"one")
+    assert read_private(path, "the file", max_bytes=10, must_be_own=True) == b"one"
+    fstat = os.fstat
+    owner = os.geteuid() + 4321
+
+    def of_another(descriptor: int) -> os.stat_result:
+        values = list(fstat(descriptor))
+        values[stat.ST_UID] = owner
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert _read(path) == b"one"
+    with pytest.raises(ConfigError, match=r"the file .* belongs to another user"):
+        read_private(path, "the file", max_bytes=10, must_be_own=True)
+    owner = 0
+    assert read_private(path, "the file", max_bytes=10, must_be_own=True) == b"one"
