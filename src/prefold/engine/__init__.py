@@ -10,7 +10,7 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``admission``, ``waiting``, ``request_queue`` | who may run next |
 | ``step_draft`` | a step while it is being planned |
 | ``sequence``, ``reply``, ``held_tokens`` | the state of one request |
-| ``request``, ``config``, ``counters`` | values at the outside |
+| ``request``, ``config``, ``counters``, ``arguments`` | values at the outside |
 | ``batch`` | the step plan, and the seam for a runner |
 | ``model_runner``, ``attention``, ``kv_store`` | a plan in, logits out |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |

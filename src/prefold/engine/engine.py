@@ -16,6 +16,7 @@ from typing import Self
 
 from prefold.blocks.table import TokenIds
 from prefold.cache import Lookup
+from prefold.engine import arguments
 from prefold.engine.admission import check_capacity, check_queue, check_running
 from prefold.engine.assembly import ModelSettings, assemble
 from prefold.engine.config import EngineConfig, RequestOptions
@@ -24,7 +25,7 @@ from prefold.engine.intake import Intake, request_id_of
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
-from prefold.engine.prompt import Prompt, check_types, encode_prompt
+from prefold.engine.prompt import Prompt, encode_prompt
 from prefold.engine.request import (
     FinishReason,
     RequestId,
@@ -141,14 +142,18 @@ class Engine:
         Raises:
             RequestError: The message says what to change.
         """
-        check_types(params, _PLAIN_OPTIONS)
+        arguments.check_types(params, _PLAIN_OPTIONS)
         self._check_fits(self._encode(prompt), params)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now; return whether it was still open.
 
         Its output is among those of the next ``step``.
+
+        Raises:
+            RequestError: That can be no request's id.
         """
+        arguments.check_request_id(request_id)
         reply = self._replies.get(request_id)
         if reply is None:
             return False
@@ -164,11 +169,11 @@ class Engine:
             RequestError: There is no such open request, or fewer than one fork.
             CapacityError: There is no room now; nothing was changed.
         """
+        arguments.check_request_id(request_id)
+        arguments.check_num_forks(num_forks)
         reply = self._replies.get(request_id)
         if reply is None:
             raise RequestError("there is no open request with this id")
-        if num_forks < 1:
-            raise RequestError(f"num_forks must be at least 1, got {num_forks}")
         parent = reply.sequence
         scheduler, config = self._scheduler, self.config.scheduler
         if parent.state is SequenceState.RUNNING:
@@ -246,13 +251,8 @@ class Engine:
             RequestError: A prompt can never be served, or there are as many ``params``
                 as prompts not; none was run.
         """
-        if isinstance(prompts, str):
-            raise RequestError("generate takes a list of prompts; put the text in a list")
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        if len(each) != len(prompts):
-            raise RequestError(
-                f"there are {len(prompts)} prompts but {len(each)} sampling parameters"
-            )
+        arguments.check_prompts("generate", prompts)
+        each = arguments.params_of_each(params, len(prompts))
         encoded = [self._encode(prompt) for prompt in prompts]
         jobs = list(zip(encoded, each, strict=True))
         return self._run_together(jobs, options, has_reply=True)
@@ -269,8 +269,7 @@ class Engine:
             RequestError: A prompt can never be served; none was run.
             CapacityError: A prompt's computation failed.
         """
-        if isinstance(prompts, str):
-            raise RequestError("warm takes a list of prompts; put the text in a list")
+        arguments.check_prompts("warm", prompts)
         encoded = [self._encode(prompt) for prompt in prompts]
         jobs = [(token_ids, _GREEDY) for token_ids in encoded]
         for output in self._run_together(jobs, options, has_reply=False):
@@ -286,6 +285,7 @@ class Engine:
         Raises:
             RequestError: The prompt could not be served.
         """
+        arguments.check_options(options)
         return self.cache.lookup(
             self.parts.fingerprint,
             options.domain,
@@ -331,7 +331,7 @@ class Engine:
         has_reply: bool,
     ) -> RequestId:
         self._check_open()
-        check_types(params, options)
+        arguments.check_types(params, options)
         max_tokens = self._check_fits(token_ids, params if has_reply else None)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
         arrival = self._next_arrival()

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
-from prefold.engine.config import ModelLimits, RequestOptions
-from prefold.engine.request import SamplingParams
+from prefold.engine.config import ModelLimits
 from prefold.errors import RequestError
 
 #: Text, or token ids.
@@ -58,20 +57,6 @@ def encode_prompt(
             f"the vocabulary of {limits.vocab_size}"
         )
     return token_ids
-
-
-def check_types(params: object, options: object) -> None:
-    """Refuse what is neither sampling parameters nor options.
-
-    Raises:
-        RequestError: Naming the type that is needed.
-    """
-    if not isinstance(params, SamplingParams):
-        raise RequestError(f"params must be SamplingParams, got a {type(params).__name__}")
-    if not isinstance(options, RequestOptions):
-        raise RequestError(
-            f"options must be RequestOptions, got a {type(options).__name__}"
-        )
 
 
 def check_text(text: str) -> None:
