@@ -91,10 +91,8 @@ def _make_job(rng: random.Random, name: str, families: list[list[int]]) -> Job:
         # More than the model takes, or than the memory holds.
         size, max_tokens = rng.choice([(1024, 5), (3000, 1), (5, 100_000), (800, 1)])
         prompt = tuple(i % 256 for i in range(size))
-        # What the memory holds is asked last, after the tenant's limits.
-        statuses = (400,) if size != 800 else (400, 429)
         data = _body(prompt, max_tokens, 1)
-        return Job(id=name, tenant=tenant, data=data, statuses=statuses)
+        return Job(id=name, tenant=tenant, data=data, statuses=(400, 429))
     tail = [rng.randrange(256) for _ in range(rng.randrange(8, 80))]
     prompt = (*rng.choice(families), *tail)
     leaves = kind if kind in ("at once", "soon", "streaming") else None
@@ -130,6 +128,8 @@ def _make_bad_job(rng: random.Random, name: str, tenant: str) -> Job:
         (json.dumps({**good, "model": "other"}).encode(), (404,)),
         (b" " * MAX_BODY_BYTES, (413,)),
     ]
+    # A tenant at its limit is told so before anything of a body is looked at.
+    bad = [(data, (*statuses, 429)) for data, statuses in bad]
     way = rng.randrange(len(bad) + 2)
     if way == len(bad):
         return Job(id=name, tenant=None, data=_body((1,), 1, 1), statuses=(401,))
