@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +71,43 @@ def test_block_sizes_are_compared_on_the_prompts_of_the_tour(model: Path) -> Non
     # Tokens inside a block can be shared too, so hits hardly depend on its size.
     assert small["hit_share"] == pytest.approx(large["hit_share"], rel=0.05)
     assert small["hit_share"] > 0.5
+
+
+def test_the_timing_attack_runs_and_few_trials_show_nothing() -> None:
+    arguments = ["--tokens", "64", "--trials", "4", "--control-trials", "4"]
+    # A quick server, since nothing is to be shown.
+    out = _run("timing_attack.py", *arguments, "--block-ms", "0.1", "--json")
+    [row] = json.loads(out)["timing_attack"]
+    assert (row["num_tokens"], row["trials_per_arm"]) == (64, 4)
+    assert row["resident"] == 1.0
+    assert 0 <= row["auc"] <= 1
+    assert row["asked_ms"] > 0
+    assert row["verdict"] == "inconclusive"
+
+
+def test_the_timing_attack_is_judged_by_how_well_it_tells_the_arms_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    attack = importlib.import_module("timing_attack")
+    rng = random.Random(3)  # noqa: S311 -- times, not secrets
+
+    def arms(count: int, gain: float, resident: float = 1.0) -> Any:
+        asked = [round(rng.gauss(10 - gain, 1), 1) for _ in range(count)]
+        other = [round(rng.gauss(10, 1), 1) for _ in range(count)]
+        return attack.Arms(asked=asked, other=other, resident=resident)
+
+    few = arms(50, 0.5)
+    pairs = [(a, b) for a in few.asked for b in few.other]
+    naive = sum((a < b) + (a == b) / 2 for a, b in pairs) / len(pairs)
+    assert few.auc == pytest.approx(naive)
+    clear, even = arms(2000, 3.0), arms(2000, 0.0)
+    assert attack.judge(256, even, clear) == "holds"
+    assert attack.judge(256, clear, clear) == "leaks"
+    assert attack.judge(256, arms(2000, 0.3), clear) == "leaks"
+    # The other way round it is a leak as well.
+    assert attack.judge(256, arms(2000, -3.0), clear) == "leaks"
+    assert attack.judge(256, even, arms(2000, 1.0)) == "inconclusive"
+    assert attack.judge(64, even, arms(2000, 1.0)) == "holds"
+    assert attack.judge(256, arms(2000, 0.0, 0.98), clear) == "inconclusive"
+    assert attack.judge(256, arms(100, 0.0), clear) == "inconclusive"
