@@ -179,10 +179,11 @@ class Soaked:
         key_file = KeyFile(directory / "keys.json")
         self.keys = {name: key_file.create(name).text for name in TENANTS}
         self.token = AdminToken.generate()
+        authenticator = Authenticator(tenants, key_file)
         public = make_public_app(
             self.engine,
             model,
-            Authenticator(tenants, key_file),
+            authenticator,
             self.limits,
             self.config,
             metrics,
@@ -191,7 +192,9 @@ class Soaked:
         admin = make_admin_app(
             self.engine, model, self.token, metrics, self.config, tenants=tenants
         )
-        self.planes = Planes(engine=self.engine, public=public, admin=admin)
+        self.planes = Planes(
+            engine=self.engine, public=public, admin=admin, authenticator=authenticator
+        )
 
     async def report(self) -> dict[str, Any]:
         """Check everything that can be checked, and say what is held."""

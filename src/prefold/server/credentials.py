@@ -48,7 +48,7 @@ class Caller:
 
 
 class Authenticator:
-    """Tells the caller from the ``Authorization`` header. Used on the event loop only.
+    """Tells the caller from the ``Authorization`` header, on the event loop.
 
     Args:
         tenants: Those that are configured; without any, everybody is the local tenant.
@@ -72,6 +72,11 @@ class Authenticator:
     def needs_key(self) -> bool:
         """Whether requests are told apart by keys."""
         return bool(self._tenants)
+
+    def refresh(self) -> None:
+        """Look whether the keys have changed. May take long; on any thread."""
+        if self._key_file is not None:
+            self._key_file.refresh()
 
     def authenticate(self, authorization: str | None) -> Caller:
         """Return who sent a request with that header.

@@ -22,6 +22,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -105,7 +106,8 @@ class KeyFile:
     """The keys of one file, which several processes may use at once.
 
     A server keeps one and calls ``find``; a command makes one and calls ``create`` or
-    ``revoke``. To read it anew takes some 10 us for each key that is in it.
+    ``revoke``. To read it anew takes some 10 us for each key that is in it, so a server
+    calls ``refresh`` on another thread, often enough that ``find`` has no need to.
 
     Args:
         path: The file; one that does not exist holds no keys.
@@ -116,7 +118,16 @@ class KeyFile:
         ConfigError: The file is there and cannot be used.
     """
 
-    __slots__ = ("_checked_at", "_clock", "_fault", "_keys", "_now", "_path", "_stamp")
+    __slots__ = (
+        "_checked_at",
+        "_clock",
+        "_fault",
+        "_keys",
+        "_now",
+        "_path",
+        "_refreshing",
+        "_stamp",
+    )
 
     def __init__(
         self,
@@ -129,6 +140,8 @@ class KeyFile:
         self._now = now
         self._clock = clock
         self._checked_at = clock()
+        # Of two that read it at once, the slower one could bring back what is past.
+        self._refreshing = threading.Lock()
         #: What was wrong when it was last read.
         self._fault: str | None = None
         #: Of the file when it was read, if any later change will show in it.
@@ -136,8 +149,11 @@ class KeyFile:
         self._keys = self._read()
 
     def find(self, text: str) -> ApiKey | None:
-        """Return the key of that text, which may have expired; None if there is none."""
-        self._refresh()
+        """Return the key of that text, which may have expired; None if there is none.
+
+        Reads the file if nobody has looked at it for ``CHECK_INTERVAL_S``.
+        """
+        self._refresh_if_due()
         found = _KEY.fullmatch(text)
         if found is None:
             return None
@@ -147,7 +163,7 @@ class KeyFile:
 
     def entries(self) -> tuple[ApiKey, ...]:
         """Return all keys, in the order in which they were made."""
-        self._refresh()
+        self._refresh_if_due()
         return tuple(self._keys.values())
 
     def create(
@@ -198,6 +214,19 @@ class KeyFile:
                 )
             return keys.pop(public_id)
 
+    def refresh(self) -> None:
+        """Take over what the file says now, if it has changed; on any thread.
+
+        Does nothing while another thread does the same.
+        """
+        if not self._refreshing.acquire(blocking=False):
+            return
+        try:
+            self._checked_at = self._clock()
+            self._take_over()
+        finally:
+            self._refreshing.release()
+
     def now(self) -> float:
         """Return the time by which keys expire."""
         return self._now()
@@ -216,12 +245,11 @@ class KeyFile:
         except OSError as exc:
             raise ConfigError(f"cannot write {_WHAT} {self._path}: {exc.strerror}") from exc
 
-    def _refresh(self) -> None:
-        """Take over what the file says now, if it is time to look and it has changed."""
-        now = self._clock()
-        if now - self._checked_at < CHECK_INTERVAL_S:
-            return
-        self._checked_at = now
+    def _refresh_if_due(self) -> None:
+        if self._clock() - self._checked_at >= CHECK_INTERVAL_S:
+            self.refresh()
+
+    def _take_over(self) -> None:
         # Taken before reading: a change in between shows the next time.
         stamp = self._settled_stamp()
         if stamp is not None and stamp == self._stamp:

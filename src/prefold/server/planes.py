@@ -25,6 +25,8 @@ from fastapi import FastAPI
 
 from prefold.engine.async_engine import AsyncEngine
 from prefold.errors import EngineStoppedError
+from prefold.server.credentials import Authenticator
+from prefold.server.keys import CHECK_INTERVAL_S
 from prefold.server.listen import BACKLOG, Listeners
 from prefold.server.logs import report_loop_error
 from prefold.server.silence import Patience, SilenceWatch
@@ -44,11 +46,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planes:
-    """What is served: one engine, two applications."""
+    """What is served: one engine, two applications, and who may use the public one."""
 
     engine: AsyncEngine
     public: FastAPI
     admin: FastAPI
+    authenticator: Authenticator
 
 
 async def run_planes(
@@ -63,6 +66,7 @@ async def run_planes(
     loop.set_exception_handler(report_loop_error)
     with _signals(loop) as received:
         await planes.engine.start()
+        refreshing = asyncio.create_task(_keep_fresh(planes.authenticator))
         try:
             async with asyncio.TaskGroup() as group:
                 servers = []
@@ -80,9 +84,18 @@ async def run_planes(
                 for server in servers:
                     server.should_exit = True
         finally:
+            refreshing.cancel()
             await planes.engine.stop(drain_s=0.0)
     _log.info("stopped")
     return first
+
+
+async def _keep_fresh(authenticator: Authenticator) -> None:
+    """Read changed keys on a thread: thousands of them would hold every request up."""
+    while authenticator.needs_key:
+        # Sooner than a request would have to do it itself.
+        await asyncio.sleep(CHECK_INTERVAL_S / 2)
+        await asyncio.to_thread(authenticator.refresh)
 
 
 async def _stop(

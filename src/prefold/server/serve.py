@@ -69,25 +69,26 @@ def serve(
     Raises:
         ConfigError: A port is taken, a file or the model cannot be used.
     """
-    doors = open_doors(config)
-    with listen(config.server) as listeners:
-        set_up_logging()
-        with _ending_at_once():
+    # Until the event loop answers signals itself, and after it has stopped doing so.
+    with _ending_at_once():
+        doors = open_doors(config)
+        with listen(config.server) as listeners:
+            set_up_logging()
             assembly = assemble(config.model.source, model_settings(config), progress)
-        model = served_model(assembly, config)
+            model = served_model(assembly, config)
+            planes = make_planes(config, doors, assembly.parts, model)
+            # The engine's thread holds the interpreter between its kernels; the loop must
+            # not wait ten times its own work before it may send a token.
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
-        def on_started() -> None:
-            announce(_announcement(config, doors, listeners, assembly, model))
+            def on_started() -> None:
+                announce(_announcement(config, doors, listeners, assembly, model))
 
-        planes = make_planes(config, doors, assembly.parts, model)
-        # The engine's thread holds the interpreter between its kernels; the loop must not
-        # wait ten times its own work before it may send a token.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        first = asyncio.run(
-            run_planes(
-                planes, listeners, drain_s=config.server.drain_s, on_started=on_started
+            first = asyncio.run(
+                run_planes(
+                    planes, listeners, drain_s=config.server.drain_s, on_started=on_started
+                )
             )
-        )
     return 0 if first is signal.SIGTERM else EXIT_INTERRUPTED
 
 
@@ -132,6 +133,7 @@ def make_planes(
         admin=make_admin_app(
             engine, model, doors.token, metrics, config.server, tenants=tenants
         ),
+        authenticator=doors.authenticator,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -516,3 +517,33 @@ def test_commands_at_once_lose_no_key(path: Path) -> None:
         ".api_keys.json.lock",
         "api_keys.json",
     ]
+
+
+def test_of_two_threads_that_look_at_once_one_does_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, command = KeyFile(path), KeyFile(path)
+    first = command.create("acme")
+    is_reading, may_end = threading.Event(), threading.Event()
+    read = KeyFile._read
+
+    def slow_read(own: KeyFile) -> dict[str, ApiKey]:
+        keys = read(own)
+        is_reading.set()
+        assert may_end.wait(30)
+        return keys
+
+    monkeypatch.setattr(KeyFile, "_read", slow_read)
+    slow = threading.Thread(target=server.refresh)
+    slow.start()
+    assert is_reading.wait(30)
+    monkeypatch.setattr(KeyFile, "_read", read)
+    # With what is read now, the slow one would put back what it has read before.
+    command.revoke(first.entry.public_id)
+    server.refresh()
+    assert server.find(first.text) is None
+    may_end.set()
+    slow.join()
+    assert server.find(first.text) == first.entry
+    server.refresh()
+    assert server.find(first.text) is None
