@@ -74,6 +74,16 @@ def check_types(params: object, options: object) -> None:
         )
 
 
+def check_list(prompts: object, name: str) -> None:
+    """Refuse one text where a list of prompts is meant; it would be taken by letters.
+
+    Raises:
+        RequestError: Naming the method.
+    """
+    if isinstance(prompts, str):
+        raise RequestError(f"{name} takes a list of prompts; put the text in a list")
+
+
 def check_text(text: str) -> None:
     """Refuse a text that is not Unicode, such as one made of bytes that are not UTF-8.
 

@@ -12,7 +12,7 @@ from typing import NewType
 
 import torch
 
-from prefold.cache import MissReason
+from prefold.cache import Approval, MissReason
 from prefold.engine.logprobs import TokenLogprob
 from prefold.errors import RequestError
 
@@ -152,6 +152,7 @@ class RequestOutput:
         logprobs: With ``logprobs``, one for each of ``token_ids``.
         prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
             far as it was computed; ``None`` for the first, which nothing precedes.
+        approval: What was approved, where that was asked for and did not fail.
         error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
     """
 
@@ -169,6 +170,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = field(
         default=None, repr=False
     )
+    approval: Approval | None = None
     error: str | None = None
 
 
