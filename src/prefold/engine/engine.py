@@ -12,16 +12,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import Lookup
+from prefold.cache import (
+    Approval,
+    ApprovalId,
+    ApprovalTerms,
+    ByApproved,
+    Lookup,
+    Receipt,
+    Selector,
+)
 from prefold.engine import arguments
-from prefold.engine.admission import check_capacity, check_queue, check_running
+from prefold.engine.admission import (
+    check_approval,
+    check_capacity,
+    check_queue,
+)
 from prefold.engine.assembly import ModelSettings, assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
-from prefold.engine.intake import Intake, request_id_of
+from prefold.engine.forking import Forking
+from prefold.engine.intake import Intake
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
@@ -33,16 +47,16 @@ from prefold.engine.request import (
     SamplingParams,
 )
 from prefold.engine.scheduler import Scheduler
-from prefold.engine.sequence import SequenceState
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
+from prefold.engine.together import Together
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
     InvariantError,
-    OutOfBlocksError,
     RequestError,
 )
+from prefold.identity.domain import Domain
 
 _PLAIN_OPTIONS = RequestOptions()
 _GREEDY = SamplingParams()
@@ -76,9 +90,10 @@ class Engine:
         self._stepper = Stepper(
             parts, self._scheduler, self.counters, self._sidecar, observer or NoObserver()
         )
+        self._forking = Forking(parts, self._scheduler, self._intake, config.scheduler)
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
-        self._num_arrivals = 0
+        self._together = Together(self._stepper, self.step)
         self._is_closed = False
 
     @classmethod
@@ -146,9 +161,7 @@ class Engine:
         self._check_fits(self._encode(prompt), params)
 
     def abort(self, request_id: RequestId) -> bool:
-        """End a request now; return whether it was still open.
-
-        Its output is among those of the next ``step``.
+        """End a request now, for the next ``step`` to return; say if it was open.
 
         Raises:
             RequestError: That can be no request's id.
@@ -174,26 +187,7 @@ class Engine:
         reply = self._replies.get(request_id)
         if reply is None:
             raise RequestError("there is no open request with this id")
-        parent = reply.sequence
-        scheduler, config = self._scheduler, self.config.scheduler
-        if parent.state is SequenceState.RUNNING:
-            check_running(len(scheduler.running), num_forks, config)
-        else:
-            check_queue(len(scheduler.queue), num_forks, config)
-        twins = []
-        for _ in range(num_forks):
-            arrival = self._next_arrival()
-            twins.append(parent.branch(request_id_of(arrival), arrival))
-        try:
-            scheduler.branch(parent, twins, self.parts.runner.copy_blocks)
-        except OutOfBlocksError as error:
-            raise CapacityError(
-                f"{num_forks} forks need {error.num_needed} blocks of cache memory, of "
-                f"which {error.num_available} are free; try again when other requests "
-                "have ended"
-            ) from error
-        now = self.parts.clock()
-        forks = {t.request_id: reply.fork(t, i, now) for i, t in enumerate(twins)}
+        forks = self._forking.fork(reply, num_forks)
         self._replies.update(forks)
         return list(forks)
 
@@ -253,8 +247,7 @@ class Engine:
         """
         arguments.check_prompts("generate", prompts)
         each = arguments.params_of_each(params, len(prompts))
-        encoded = [self._encode(prompt) for prompt in prompts]
-        jobs = list(zip(encoded, each, strict=True))
+        jobs = list(zip(map(self._encode, prompts), each, strict=True))
         return self._run_together(jobs, options, has_reply=True)
 
     def warm(
@@ -292,6 +285,45 @@ class Engine:
             self._encode(prompt),
             access=options.access,
         )
+
+    # -- sharing -------------------------------------------------------------------
+
+    def approve(
+        self,
+        prompt: Prompt,
+        *,
+        domain: Domain,
+        label: str,
+        pinned: bool = False,
+        ttl_s: float | None = None,
+    ) -> Approval:
+        """Compute a prompt and let all requests at and below ``domain`` share it.
+
+        Its whole blocks, that is. Who steps the engine sets ``RequestOptions.approval``.
+
+        Raises:
+            InvalidInputError: It can never be, or not beside an approval that holds.
+            CapacityError: Its computation failed, or too much would be pinned.
+        """
+        terms = ApprovalTerms(label=label, pinned=pinned, ttl_s=ttl_s)
+        options = RequestOptions(domain=domain, approval=terms)
+        job = (self._encode(prompt), _GREEDY)
+        [output] = self._run_together([job], options, has_reply=False)
+        if output.approval is None:
+            raise CapacityError(output.error or "it was aborted before it was computed")
+        return output.approval
+
+    def withdraw(self, approval_id: ApprovalId) -> Receipt:
+        """End an approval; see ``ByApproved``."""
+        return self.invalidate(ByApproved(approval_id=approval_id))
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """Return the approvals that hold, oldest first."""
+        return self.cache.approved.approvals()
+
+    def invalidate(self, selector: Selector) -> Receipt:
+        """Make what a selector covers unfindable; see ``PrefixCache.invalidate``."""
+        return self.cache.invalidate(selector)
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
@@ -332,9 +364,12 @@ class Engine:
     ) -> RequestId:
         self._check_open()
         arguments.check_types(params, options)
+        if options.approval is not None:
+            has_reply = False
+            check_approval(self.parts, options.domain, token_ids, options.approval)
         max_tokens = self._check_fits(token_ids, params if has_reply else None)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
-        arrival = self._next_arrival()
+        arrival = self._intake.next_arrival()
         reply = self._intake.open(
             arrival, token_ids, params, max_tokens=max_tokens, options=options
         )
@@ -343,10 +378,6 @@ class Engine:
             self._scheduler.add(reply.sequence)
             self._replies[request_id] = reply
         return request_id
-
-    def _next_arrival(self) -> int:
-        self._num_arrivals += 1
-        return self._num_arrivals
 
     def _check_open(self) -> None:
         if self._stepper.is_broken:
@@ -361,40 +392,7 @@ class Engine:
         *,
         has_reply: bool,
     ) -> list[RequestOutput]:
-        """Run requests to their end; if anything interrupts that, none stays behind."""
-        request_ids: list[RequestId] = []
-        try:
-            for token_ids, params in jobs:
-                request_ids.append(
-                    self._submit(token_ids, params, options, has_reply=has_reply)
-                )
-            return self._wait_for(request_ids)
-        except BaseException:
-            self._drop(request_ids)
-            raise
-
-    def _wait_for(self, request_ids: list[RequestId]) -> list[RequestOutput]:
-        """Step until all of them have ended; outputs of others are kept for later."""
-        own: dict[RequestId, RequestOutput] = {}
-        others: list[RequestOutput] = []
-        waiting = set(request_ids)
-        try:
-            while waiting:
-                for output in self.step():
-                    is_own = output.request_id in waiting
-                    waiting.discard(output.request_id)
-                    if is_own:
-                        own[output.request_id] = output
-                    else:
-                        others.append(output)
-        finally:
-            self._outbox.put_back(others)
-        return [own[request_id] for request_id in request_ids]
-
-    def _drop(self, request_ids: list[RequestId]) -> None:
-        """Abort requests without handing out their outputs."""
-        if self._stepper.is_broken:
-            return
-        for request_id in request_ids:
-            self.abort(request_id)
-        self._outbox.drop(set(request_ids))
+        return self._together.run(
+            partial(self._submit, token_ids, params, options, has_reply=has_reply)
+            for token_ids, params in jobs
+        )

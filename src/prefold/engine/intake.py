@@ -13,7 +13,7 @@ from prefold.engine.sidecar import PromptLogprobs
 
 
 class Intake:
-    """Opens replies. Owned by the engine; keeps nothing of them.
+    """Numbers requests and opens their replies, keeping nothing. Owned by the engine.
 
     Args:
         parts: The engine's.
@@ -21,14 +21,20 @@ class Intake:
         sidecar_width: Alternatives that are kept of a prompt's tokens.
     """
 
-    __slots__ = ("_detokenizer", "_limits", "_parts", "_sidecar_width")
+    __slots__ = ("_detokenizer", "_limits", "_num_arrivals", "_parts", "_sidecar_width")
 
     def __init__(self, parts: EngineParts, limits: ModelLimits, sidecar_width: int) -> None:
+        self._num_arrivals = 0
         self._parts = parts
         self._limits = limits
         self._sidecar_width = sidecar_width
         tokenizer = parts.tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+
+    def next_arrival(self) -> int:
+        """Return the next number in the order of arrival."""
+        self._num_arrivals += 1
+        return self._num_arrivals
 
     def open(
         self,

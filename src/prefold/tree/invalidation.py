@@ -83,10 +83,12 @@ def kill_older(tree: PrefixTree, born_after: float) -> KilledBlocks:
         node = tree.age_cursor.take()
         if node is None:
             break
+        if not (node.is_root or audiences.is_present(node.readers)):
+            continue
         top = _topmost_too_old(tree, node)
         if top is not None:
             dying.append(top)
-        elif audiences.is_present(node.readers) or node.is_root:
+        else:
             living.append(node)
             tree.age_cursor.add(all_children(node))
     lost = count_blocks(nodes_below(tree, dying))
@@ -111,10 +113,12 @@ def bury_too_old(tree: PrefixTree) -> None:
         node = tree.age_cursor.take()
         if node is None:
             return
+        if not (node.is_root or tree.audiences.is_present(node.readers)):
+            continue
         top = _topmost_too_old(tree, node)
         if top is not None:
             tree.bury(top)
-        elif tree.audiences.is_present(node.readers) or node.is_root:
+        else:
             tree.age_cursor.add(all_children(node))
 
 
