@@ -132,10 +132,19 @@ class AsyncEngine:
         *,
         options: RequestOptions,
         n: int = 1,
+        guard: Callable[[Engine], None] = lambda _: None,
     ) -> list[RequestStream]:
         """Queue several requests for ``n`` replies each, between two steps; all or none.
 
+        Args:
+            jobs: Prompts, and how their tokens are chosen.
+            options: Of all of them.
+            n: Replies to each.
+            guard: Called right before, on the engine's thread; nothing is queued if it
+                raises.
+
         Raises:
+            Exception: Whatever ``guard`` raises.
             RequestError: One of them can never be served.
             CapacityError: There is no room for all of them now.
             EngineStoppedError: No more requests are taken.
@@ -144,6 +153,7 @@ class AsyncEngine:
             raise EngineStoppedError("the server is shutting down")
 
         def begin(engine: Engine) -> list[RequestStream]:
+            guard(engine)
             # Before any of them is queued: what was queued ends as an abort, and would
             # be counted a second time.
             for prompt, params in jobs:

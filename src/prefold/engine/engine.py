@@ -28,7 +28,7 @@ from prefold.cache import (
 from prefold.engine import arguments
 from prefold.engine.admission import (
     check_approval,
-    check_capacity,
+    check_fits,
     check_queue,
 )
 from prefold.engine.assembly import ModelSettings, assemble
@@ -46,6 +46,7 @@ from prefold.engine.request import (
     RequestOutput,
     SamplingParams,
 )
+from prefold.engine.revocation import Revocation, revoke_domain
 from prefold.engine.scheduler import Scheduler
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
@@ -158,7 +159,7 @@ class Engine:
             RequestError: The message says what to change.
         """
         arguments.check_types(params, _PLAIN_OPTIONS)
-        self._check_fits(self._encode(prompt), params)
+        check_fits(self.cache, self.config.limits, len(self._encode(prompt)), params)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now, for the next ``step`` to return; say if it was open.
@@ -325,6 +326,11 @@ class Engine:
         """Make what a selector covers unfindable; see ``PrefixCache.invalidate``."""
         return self.cache.invalidate(selector)
 
+    def revoke(self, domain: Domain, *, drains: bool = False) -> Revocation:
+        """End all that a domain has here; see ``prefold.engine.revocation``."""
+        with self._stepper.unbroken():
+            return revoke_domain(domain, self._stepper, self.cache, drains=drains)
+
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
         if not self._stepper.is_broken:
@@ -347,13 +353,6 @@ class Engine:
     def _encode(self, prompt: Prompt) -> TokenIds:
         return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
 
-    def _check_fits(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
-        """Refuse what the memory can never hold; return the tokens of the reply."""
-        room = self.config.limits.max_model_len - len(token_ids)
-        max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self.cache, len(token_ids), max_tokens)
-        return max_tokens
-
     def _submit(
         self,
         token_ids: TokenIds,
@@ -367,7 +366,8 @@ class Engine:
         if options.approval is not None:
             has_reply = False
             check_approval(self.parts, options.domain, token_ids, options.approval)
-        max_tokens = self._check_fits(token_ids, params if has_reply else None)
+        limits, made = self.config.limits, params if has_reply else None
+        max_tokens = check_fits(self.cache, limits, len(token_ids), made)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
         arrival = self._intake.next_arrival()
         reply = self._intake.open(

@@ -8,7 +8,9 @@
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
-| ``POST /cache/reset`` | drops everything cached, with a receipt |
+| ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
+| ``POST /cache/invalidate``, ``/reset`` | drop what is cached, with a receipt |
+| ``DELETE /domains/{path}`` | revokes a domain: keys, requests and what is cached |
 | ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
 
 The token is asked for before routing, so that a route added later is behind it too.
@@ -16,7 +18,6 @@ The token is asked for before routing, so that a route added later is behind it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Security
@@ -31,12 +32,10 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.errors import EngineStoppedError
 from prefold.server import operations
 from prefold.server.admin_protocol import (
-    EmptyRequest,
     HealthReply,
     LookupReply,
     PromptRequest,
     QueueReply,
-    ResetReply,
     StatsReply,
     TimingReply,
     TreeReply,
@@ -44,7 +43,7 @@ from prefold.server.admin_protocol import (
 )
 from prefold.server.attendance import while_wanted
 from prefold.server.body import BodyReader
-from prefold.server.config import LOCAL_TENANT, ServerConfig, TenantConfig
+from prefold.server.config import ServerConfig
 from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ExchangeLayer
@@ -52,9 +51,11 @@ from prefold.server.faults import install_fault_handlers
 from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
 from prefold.server.observer import Plane
+from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.served_model import ServedModel
+from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import take_snapshot
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
@@ -67,8 +68,7 @@ def make_admin_app(
     token: AdminToken,
     metrics: Metrics,
     config: ServerConfig,
-    *,
-    tenants: Sequence[TenantConfig] = (LOCAL_TENANT,),
+    permits: Permits,
 ) -> FastAPI:
     """Return the application of the admin plane.
 
@@ -78,8 +78,9 @@ def make_admin_app(
         token: What every request but those of ``OPEN_PATHS`` must bring.
         metrics: What ``/metrics`` shows, and where this plane's answers are counted.
         config: Limits of bodies and of time, and whether text of prompts may be shown.
-        tenants: Whose prompts can be warmed and looked up.
+        permits: Of the public plane; what a revocation ends.
     """
+    tenants = permits.authenticator.tenants
     app = FastAPI(
         title="Prefold, admin plane",
         docs_url=None,
@@ -101,9 +102,10 @@ def make_admin_app(
     guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
     guarded.include_router(_figures_router(engine, model, config))
     guarded.include_router(_metrics_router(engine, metrics))
-    guarded.include_router(
-        _cache_router(engine, PromptReader(model, tenants), config.request_timeout_s)
-    )
+    reader, timeout_s = PromptReader(model, tenants), config.request_timeout_s
+    guarded.include_router(_cache_router(engine, reader, timeout_s))
+    guarded.include_router(approvals_router(engine, reader, timeout_s))
+    guarded.include_router(invalidation_router(engine, reader, permits))
     app.include_router(guarded)
     return app
 
@@ -242,12 +244,6 @@ def _cache_router(
         """Say what prompts would hit. Has no effect."""
         prompts, options = await reader.read(request)
         return await operations.look_up(engine, prompts, options)
-
-    @router.post("/cache/reset")
-    async def reset(request: EmptyRequest) -> ResetReply:
-        """Drop everything that is cached, at once."""
-        del request
-        return await operations.reset(engine)
 
     return router
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -50,10 +50,13 @@ class Conversation:
     Attributes:
         messages: Objects with ``role``, ``content`` as one text, and what else there is.
         tools: Descriptions of functions, their keys in order.
+        awaits_reply: Whether a reply is to follow, which the template opens, or more
+            messages may.
     """
 
     messages: Sequence[dict[str, object]] = field(repr=False)
     tools: Sequence[object] = field(default=(), repr=False)
+    awaits_reply: bool = True
 
 
 class ChatTemplate:
@@ -67,7 +70,7 @@ class ChatTemplate:
         self._knows_tools = False
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Return the token ids of the prompt for the next reply.
+        """Return the token ids of the prompt for the next reply, or of its beginning.
 
         Raises:
             RequestError: There is no template, or it refuses the conversation or leaves
@@ -78,7 +81,7 @@ class ChatTemplate:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, conversation: Conversation) -> str:
-        """Return the text of the prompt for the next reply.
+        """Return the text of the prompt for the next reply, or of its beginning.
 
         Raises:
             RequestError: As ``encode``.
@@ -107,7 +110,7 @@ class ChatTemplate:
                 # None is what templates look for where there are none.
                 tools=list(conversation.tools) or None,  # type: ignore[arg-type]
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=conversation.awaits_reply,
             )
         except TemplateError as error:
             raise self._refused(error) from error
@@ -139,7 +142,7 @@ class ChatTemplate:
             # Once for each role: rendering again is what this costs.
             checked.add(role)
             rest = [m for at, m in enumerate(conversation.messages) if at != index]
-            shorter = Conversation(messages=rest, tools=conversation.tools)
+            shorter = replace(conversation, messages=rest)
             if not rest or self._is_equal(shorter, text):
                 raise RequestError(
                     f"the model's chat template leaves out messages[{index}], of the role "
@@ -149,7 +152,7 @@ class ChatTemplate:
     def _check_tools(self, conversation: Conversation, text: str) -> None:
         if self._knows_tools or not conversation.tools:
             return
-        if self._is_equal(Conversation(messages=conversation.messages), text):
+        if self._is_equal(replace(conversation, tools=()), text):
             raise RequestError(
                 "the model's chat template has no place for tools; describe them in a "
                 "message instead"
@@ -164,7 +167,10 @@ class ChatTemplate:
 
 
 def to_conversation(
-    messages: Sequence[Message], tools: Sequence[Tool] | None
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    *,
+    awaits_reply: bool = True,
 ) -> Conversation:
     """Return the parts of a request as a template is given them.
 
@@ -178,6 +184,7 @@ def to_conversation(
             canonical(tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}))
             for tool in tools or ()
         ],
+        awaits_reply=awaits_reply,
     )
 
 

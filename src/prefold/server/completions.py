@@ -10,10 +10,10 @@ from starlette.responses import Response
 from prefold.engine.detokenizer import Detokenizer
 from prefold.engine.prompt import encode_prompt
 from prefold.engine.request import SamplingParams
-from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
+from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.completion_reply import CompletionReply, ReadPrompt
 from prefold.server.errors import HttpError
-from prefold.server.exchange import Exchange, exchange_of
+from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import Echo, LegacyLogprobs, TokenTexts
 from prefold.server.models import check_model
 from prefold.server.off_loop import run_sized
@@ -26,7 +26,7 @@ from prefold.server.protocol_completions import (
 )
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.replies import ReplyHeads, to_answer
-from prefold.server.sampling import check_common, check_max_tokens, to_options, to_params
+from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
 from prefold.server.served_model import ServedModel
 from prefold.server.streaming import open_stream
 
@@ -57,7 +57,7 @@ class CompletionsRoute:
         prompts = await run_sized(
             sum(map(len, texts)), lambda: [self._read(text, request) for text in texts]
         )
-        plan = self._plan(request, prompts, n, exchange)
+        plan = self._plan(request, prompts, n)
         reply = self._reply(request, prompts, n)
         call = await self._desk.open(plan, exchange, http.receive)
         if request.stream:
@@ -101,11 +101,7 @@ class CompletionsRoute:
         return ReadPrompt(token_ids=token_ids, echo=echo)
 
     def _plan(
-        self,
-        request: CompletionRequest,
-        prompts: Sequence[ReadPrompt],
-        n: int,
-        exchange: Exchange,
+        self, request: CompletionRequest, prompts: Sequence[ReadPrompt], n: int
     ) -> CallPlan:
         params = self._params(request)
         max_model_len = self._model.limits.max_model_len
@@ -119,7 +115,7 @@ class CompletionsRoute:
                 )
                 for prompt in prompts
             ],
-            options=to_options(request, caller_of(exchange).tenant),
+            wish=to_wish(request),
             n=n,
         )
 

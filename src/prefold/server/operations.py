@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import CacheListing, Everything, ListedRun, ListingBounds, Lookup
+from prefold.cache import CacheListing, ListedRun, ListingBounds, Lookup
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
@@ -21,7 +21,6 @@ from prefold.server.admin_protocol import (
     FoundPrompt,
     LookupReply,
     QueueReply,
-    ResetReply,
     Run,
     StatsReply,
     TimingReply,
@@ -36,7 +35,7 @@ from prefold.server.snapshot import take_snapshot
 from prefold.server.timings import MAX_REQUESTS, ChoiceTiming, RecentTimings
 
 #: Computes a prompt and makes no reply.
-_NO_REPLY = SamplingParams(max_tokens=0)
+NO_REPLY = SamplingParams(max_tokens=0)
 
 
 async def warm(
@@ -50,9 +49,10 @@ async def warm(
         RequestError: A prompt can never be served.
         CapacityError: There is no room now, or a computation failed.
         EngineStoppedError: No more requests are taken.
+        HttpError: The domain was revoked meanwhile.
     """
     streams = await engine.submit_together(
-        [(prompt, _NO_REPLY) for prompt in prompts], options=options
+        [(prompt, NO_REPLY) for prompt in prompts], options=options
     )
     try:
         outputs = await asyncio.gather(*(stream.outputs() for stream in streams))
@@ -60,11 +60,25 @@ async def warm(
         for stream in streams:
             stream.abort()
         raise
+    if any(output.finish_reason is FinishReason.ABORTED for [output] in outputs):
+        raise was_ended(engine)
     found = await _look_up(engine, prompts, options)
     return WarmReply(
         prompts=[
             _warmed(output, lookup) for [output], lookup in zip(outputs, found, strict=True)
         ]
+    )
+
+
+def was_ended(engine: AsyncEngine) -> HttpError | EngineStoppedError:
+    """Return what to tell an operator whose prompt was not computed to its end."""
+    if not engine.is_accepting:
+        return EngineStoppedError("the engine stopped before a prompt was computed")
+    return HttpError(
+        409,
+        "the domain was revoked while this was computed; send it again if it is still "
+        "wanted",
+        code="domain_revoked",
     )
 
 
@@ -87,21 +101,6 @@ async def look_up(
             )
             for prompt, lookup in zip(prompts, found, strict=True)
         ]
-    )
-
-
-async def reset(engine: AsyncEngine) -> ResetReply:
-    """Make everything cached unfindable, at once.
-
-    Raises:
-        EngineStoppedError: The engine cannot be asked.
-    """
-    receipt = await engine.call(lambda it: it.cache.invalidate(Everything()))
-    return ResetReply(
-        dropped_blocks=receipt.num_blocks,
-        leased_blocks=receipt.num_leased_blocks,
-        is_upper_bound=receipt.is_upper_bound,
-        num_invalidations=receipt.num_invalidations,
     )
 
 
@@ -128,6 +127,8 @@ async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
         num_trees=now.cache.num_trees,
         num_runs=now.cache.num_nodes,
         num_leases=now.cache.num_leases,
+        num_approvals=now.num_approvals,
+        num_pinned_blocks=now.num_pinned_blocks,
         num_evictions=now.cache.num_evictions,
         num_evicted_blocks=now.cache.num_evicted_blocks,
         num_steps=now.num_steps,
@@ -242,8 +243,6 @@ async def _look_up(
 
 
 def _warmed(output: RequestOutput, lookup: Lookup) -> WarmedPrompt:
-    if output.finish_reason is FinishReason.ABORTED:
-        raise EngineStoppedError("the engine stopped before a prompt was computed")
     if output.error is not None:
         raise CapacityError(f"a prompt was not computed: {output.error}; try again")
     return WarmedPrompt(
@@ -267,6 +266,7 @@ def _run(run: ListedRun, model: ServedModel | None) -> Run:
         blocks=run.num_blocks,
         is_partial=run.is_partial,
         audience=run.kind.value,
+        approvals=list(run.labels),
         domain=run.domain,
         is_salted=run.is_salted,
         leases=run.num_leases,

@@ -69,7 +69,9 @@ def to_http_error(errors: Sequence[Mapping[str, Any]]) -> HttpError:
         )
     path = path_of(error["loc"])
     if not path:
-        return HttpError(400, "the body must be a JSON object")
+        is_named = kind == "unknown_field"
+        message = str(error["msg"]) if is_named else "the body must be a JSON object"
+        return HttpError(400, message, param=context.get("name") if is_named else None)
     if kind == "missing":
         return HttpError(
             400, f"{path} is missing", param=path, code="missing_required_parameter"

@@ -19,7 +19,8 @@ from prefold.engine.digest_memory import FileStamp
 from prefold.errors import ConfigError, InvalidInputError
 from prefold.identity.private_file import read_private
 from prefold.server import keys as keys_module
-from prefold.server.keys import ApiKey, KeyFile, parse_public_id
+from prefold.server.key_records import ApiKey
+from prefold.server.keys import KeyFile, parse_public_id
 from support.settable_clock import SettableClock
 
 _MAKE_KEYS_WHEN_TOLD = """
