@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from random import Random
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -33,6 +34,7 @@ from prefold.cache import (
 )
 from prefold.errors import CapacityError, InvalidInputError, OutOfBlocksError, StateError
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind, Domain
+from prefold.tree import invalidation
 from prefold.tree.dead import all_children
 from prefold.tree.node import Node
 from prefold.tree.path import path_to
@@ -83,8 +85,14 @@ class Seen:
 
 
 class SharingMachine(RuleBasedStateMachine):
-    @initialize()
-    def make(self) -> None:
+    @initialize(counts_all=st.booleans())
+    def make(self, *, counts_all: bool) -> None:
+        """Make an empty cache; where it does not count all, old nodes stand for long."""
+        limits = (10_000, 64) if counts_all else (2, 1)
+        self.limits = patch.multiple(
+            invalidation, MAX_COUNTED=limits[0], NODES_A_STEP=limits[1]
+        )
+        self.limits.start()
         self.clock = SettableClock(1_000.0)
         self.cache = PrefixCache(num_blocks=NUM_BLOCKS, block_size=SIZE, clock=self.clock)
         self.fingerprints = [
@@ -472,6 +480,7 @@ class SharingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
+        self.limits.stop()
         for run in list(self.running):
             self._release(run)
             self.cache.check_invariants()

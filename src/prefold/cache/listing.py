@@ -50,12 +50,13 @@ class ListedRun:
         is_partial: Whether its one block is filled in part only.
         domain: Path of the domain that its readers belong to.
         is_salted: Whether a salt narrows that domain.
-        num_leases: Running sequences, and copies under way, that use it.
+        num_leases: Running sequences, copies under way and pinned approvals that use it.
         num_hits: Requests that began by matching it.
         idle_s: Since a lease last came or went.
         num_children: Runs that continue it, listed or not.
         token_ids: Its tokens, a copy.
-        labels: Of the approvals that let its readers read it.
+        labels: Of the approvals that let its readers read it. Without one, a run of an
+            approved kind is only passed through.
     """
 
     parent: int | None

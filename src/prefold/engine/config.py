@@ -152,6 +152,8 @@ def parse_memory(value: object) -> int:
 def _check_approval(options: RequestOptions) -> None:
     terms: object = options.approval
     if terms is None:
+        if options.access.approves:
+            raise RequestError("a request approves under terms: set approval, not access")
         return
     if not isinstance(terms, ApprovalTerms):
         raise RequestError("approval must be ApprovalTerms, or None")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefold.cache import NO_CACHE, ApprovalTerms, ByDomain, ByPrefix, MissKind
+from prefold.cache import APPROVING, NO_CACHE, ApprovalTerms, ByDomain, ByPrefix, MissKind
 from prefold.engine.config import RequestOptions, SchedulerConfig
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams
 from prefold.errors import CapacityError, InvalidInputError, RequestError
@@ -152,6 +152,8 @@ def test_options_that_cannot_approve_are_refused() -> None:
         RequestOptions(domain=TEAM, approval=terms, access=NO_CACHE)
     with pytest.raises(RequestError, match="leave the salt out"):
         RequestOptions(domain=Domain("a", b"s"), approval=terms)
+    with pytest.raises(RequestError, match="set approval, not access"):
+        RequestOptions(domain=TEAM, access=APPROVING)
     with pytest.raises(RequestError, match="must be ApprovalTerms"):
         RequestOptions(domain=TEAM, approval="rules")  # type: ignore[arg-type]
 
