@@ -471,6 +471,30 @@ def test_a_server_keeps_the_last_good_keys_and_warns_once(
     assert server.find(second.text) == second.entry
 
 
+def test_a_fault_that_comes_back_is_warned_of_again(
+    path: Path, clock: SettableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = KeyFile(path).create("acme")
+    content = path.read_bytes()
+    server = KeyFile(path, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _damage(path)
+            clock.advance(2.0)
+            assert server.find(made.text) == made.entry
+            _put(path, content)
+            clock.advance(2.0)
+            assert server.find(made.text) == made.entry
+    assert len(caplog.records) == 2
+
+
+def test_a_key_may_last_until_the_last_date_there_is(path: Path) -> None:
+    made = KeyFile(path).create("acme", expires_at=keys_module.MAX_TIME)
+    found = KeyFile(path).find(made.text)
+    assert found is not None
+    assert found.expires_at == keys_module.MAX_TIME
+
+
 def test_keys_go_with_their_file(
     path: Path, clock: SettableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
