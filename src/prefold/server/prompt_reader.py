@@ -15,7 +15,7 @@ from prefold.server.config import TenantConfig
 from prefold.server.errors import HttpError
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
-from prefold.server.protocol_chat import Message, Tool, size_of
+from prefold.server.protocol_chat import Message, Tool
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.served_model import ServedModel
 
@@ -31,8 +31,14 @@ class PromptReader:
         self._template = ChatTemplate(model.tokenizer)
         self._tenants = {tenant.name: tenant for tenant in tenants}
 
-    async def read(self, request: PromptRequest) -> tuple[list[TokenIds], RequestOptions]:
+    async def read(
+        self, request: PromptRequest, size: int
+    ) -> tuple[list[TokenIds], RequestOptions]:
         """Return the prompts' token ids, and whose they are.
+
+        Args:
+            request: The body.
+            size: Its bytes, which say what reading it costs.
 
         Raises:
             HttpError: There is no prompt, there are two kinds, or no such tenant.
@@ -46,7 +52,7 @@ class PromptReader:
             access=Access(read=tenant.is_cached, write=tenant.is_cached),
             tenant=tenant.name,
         )
-        return await self._encode(request), options
+        return await run_sized(size, lambda: self._encode(request)), options
 
     def _tenant(self, name: str | None) -> TenantConfig:
         if name is None and len(self._tenants) == 1:
@@ -71,20 +77,15 @@ class PromptReader:
             )
         return tenant
 
-    async def _encode(self, request: PromptRequest) -> list[TokenIds]:
+    def _encode(self, request: PromptRequest) -> list[TokenIds]:
         messages, prompt = request.messages, request.prompt
         if messages is not None and prompt is None:
-            return await run_sized(
-                size_of(messages), lambda: [self._encode_chat(messages, request.tools)]
-            )
+            return [self._encode_chat(messages, request.tools)]
         if prompt is None or messages is not None:
             raise HttpError(400, "send either prompt or messages", param="prompt")
         if request.tools is not None:
             raise HttpError(400, "tools needs messages", param="tools")
-        prompts = split_prompts(prompt)
-        return await run_sized(
-            sum(map(len, prompts)), lambda: [self._encode_one(each) for each in prompts]
-        )
+        return [self._encode_one(each) for each in split_prompts(prompt)]
 
     def _encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None

@@ -22,6 +22,9 @@ _TYPES = {
     "string_unicode": "must be Unicode text; it holds half of a surrogate pair",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of a usual size",
+    "bool_parsing": "must be true or false",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
@@ -69,7 +72,8 @@ def to_http_error(errors: Sequence[Mapping[str, Any]]) -> HttpError:
         )
     path = path_of(error["loc"])
     if not path:
-        return HttpError(400, "the body must be a JSON object")
+        what = _complaint(error) if kind == "explained" else "must be a JSON object"
+        return HttpError(400, f"the body {what}")
     if kind == "missing":
         return HttpError(
             400, f"{path} is missing", param=path, code="missing_required_parameter"
@@ -111,4 +115,4 @@ def _complaint(error: Mapping[str, Any]) -> str:
         return str(error["msg"])
     if kind in _LIMITS:
         return _LIMITS[kind](error.get("ctx") or {})
-    return _TYPES.get(kind, "is not valid")
+    return _TYPES.get(kind, "is not valid; see /openapi.json for what it may be")
