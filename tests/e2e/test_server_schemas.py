@@ -35,7 +35,7 @@ pytestmark = [
 
 NUM_EXAMPLES = 200 if os.environ.get("PREFOLD_SOAK") else 15
 
-_URL = "http://prefold.test"
+_URL = "http://127.0.0.1:8000"
 
 PUBLIC = [
     "GET /health",

@@ -564,3 +564,42 @@ def test_a_path_with_a_line_break_is_no_route(path: str, end: str) -> None:
             assert plane.limits.num_open("default") == 0
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8000", 403),
+        ("localhost@evil.example", 403),
+        ("", 403),
+        ("[::1", 403),
+    ],
+)
+def test_without_keys_only_this_machine_s_names_are_answered(
+    host: str, status: int, tmp_path: Path
+) -> None:
+    authenticator, keys = make_authenticator(tmp_path / "keys.json")
+
+    async def answer(plane: PublicPlane, path: str, key: str | None) -> Answer:
+        headers = [(b"host", host.encode())]
+        if key is not None:
+            headers.append((b"authorization", f"Bearer {key}".encode()))
+        call = AsgiCall(plane.app, "GET", path, headers)
+        call.replace_host()
+        return await call.feed(b"").start().answer()
+
+    async def test() -> None:
+        async with public_plane() as plane:
+            for path in ("/v1/models", "/health"):
+                found = await answer(plane, path, None)
+                assert found.status == status
+                assert status == 200 or "localhost" in found.message
+        async with public_plane(authenticator=authenticator) as plane:
+            # A key is what no web page has.
+            assert (await answer(plane, "/v1/models", keys["acme"])).status == 200
+
+    run(test)
