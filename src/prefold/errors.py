@@ -85,6 +85,10 @@ class EngineStoppedError(StateError):
     """The engine has stopped and takes no more requests."""
 
 
+class EngineBrokenError(EngineStoppedError):
+    """A bug has stopped the engine; only a new one will take requests."""
+
+
 class InvariantError(AssertionError):
     """An internal rule is broken: a bug here, never the caller's doing.
 

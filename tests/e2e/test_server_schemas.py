@@ -35,7 +35,7 @@ pytestmark = [
 
 NUM_EXAMPLES = 200 if os.environ.get("PREFOLD_SOAK") else 15
 
-_URL = "http://prefold.test"
+_URL = "http://127.0.0.1:8000"
 
 PUBLIC = [
     "GET /health",
@@ -46,6 +46,8 @@ PUBLIC = [
     "POST /v1/completions",
 ]
 ADMIN = [
+    "DELETE /domains/{path}",
+    "GET /cache/approvals",
     "GET /cache/stats",
     "GET /cache/tree",
     "GET /health",
@@ -54,9 +56,12 @@ ADMIN = [
     "GET /metrics",
     "GET /queue",
     "GET /requests/{request_id}/timing",
+    "POST /cache/approve",
+    "POST /cache/invalidate",
     "POST /cache/lookup",
     "POST /cache/reset",
     "POST /cache/warm",
+    "POST /cache/withdraw",
 ]
 
 OPERATIONS = [

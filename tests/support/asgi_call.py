@@ -68,7 +68,7 @@ class AsgiCall:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"host", b"test"), *pairs],
+            "headers": [(b"host", b"127.0.0.1:8000"), *pairs],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
@@ -82,6 +82,10 @@ class AsgiCall:
         self._status: int | None = None
         self._headers: dict[str, str] = {}
         self._body = b""
+
+    def replace_host(self) -> None:
+        """Send no host but the one that was given."""
+        del self._scope["headers"][0]
 
     def start(self) -> Self:
         self._task = asyncio.create_task(self._run())

@@ -139,7 +139,9 @@ def client_of(app: ASGIApp, authorization: str | None = None) -> httpx2.AsyncCli
     """Return a client of an application in this process."""
     headers = {} if authorization is None else {"authorization": authorization}
     return httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app), base_url="http://prefold.test", headers=headers
+        transport=httpx2.ASGITransport(app),
+        base_url="http://127.0.0.1:8000",
+        headers=headers,
     )
 
 

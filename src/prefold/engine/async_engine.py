@@ -27,7 +27,12 @@ from prefold.engine.outbox import NewToken
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestId, RequestOutput, SamplingParams
 from prefold.engine.request_stream import RequestStream, StreamEvent
-from prefold.errors import EngineStoppedError, InvariantError, RequestError
+from prefold.errors import (
+    EngineBrokenError,
+    EngineStoppedError,
+    InvariantError,
+    RequestError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +83,11 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         """Whether the thread runs and has met no bug."""
         return self._thread.is_alive() and not self._is_broken
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a bug has ended it."""
+        return self._is_broken
 
     @property
     def engine(self) -> Engine:
@@ -150,7 +160,7 @@ class AsyncEngine:
             EngineStoppedError: No more requests are taken.
         """
         if not self._is_accepting:
-            raise EngineStoppedError("the server is shutting down")
+            raise self._stopped()
 
         def begin(engine: Engine) -> list[RequestStream]:
             guard(engine)
@@ -203,7 +213,7 @@ class AsyncEngine:
             try:
                 result = function(engine)
             except InvariantError:
-                refuse(EngineStoppedError("the engine has broken down"))
+                refuse(EngineBrokenError("the engine has broken down"))
                 raise
             except Exception as error:  # noqa: BLE001 -- the caller's to handle
                 refuse(error)
@@ -212,7 +222,7 @@ class AsyncEngine:
 
         with self._wake:
             if not self._thread.is_alive() or self._is_broken or self._is_stopping:
-                raise EngineStoppedError("the engine has stopped")
+                raise self._stopped()
             self._commands.append(_Command(run=run, refuse=refuse))
             self._wake.notify()
         return await future
@@ -279,7 +289,7 @@ class AsyncEngine:
         """Tell everybody who still waits that nothing will come."""
         self._is_accepting = False
         self._is_broken = not self._is_stopping
-        error = EngineStoppedError("the engine has stopped")
+        error = self._stopped()
         streams = {stream for stream, _ in self._places.values()}
         self._places.clear()
         with self._wake:
@@ -289,6 +299,11 @@ class AsyncEngine:
             self._on_loop(stream.put, error)
         for command in commands:
             command.refuse(error)
+
+    def _stopped(self) -> EngineStoppedError:
+        if self._is_broken:
+            return EngineBrokenError("the engine has broken down")
+        return EngineStoppedError("the engine has stopped")
 
     def _on_loop(self, function: Callable[..., None], *arguments: object) -> None:
         loop = self._loop

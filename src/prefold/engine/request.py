@@ -211,11 +211,15 @@ def _check_stop_ids(value: object) -> None:
             f"stop_token_ids may hold {_MAX_STOP_IDS} token ids, got {len(value)}"
         )
     for index, token_id in enumerate(value):
-        # The position, not the value: token ids do not enter messages.
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise RequestError(f"stop_token_ids[{index}] must be a whole number")
-        if not 0 <= token_id <= _MAX_COUNT:
-            raise RequestError(f"stop_token_ids[{index}] must be from 0 to {_MAX_COUNT}")
+        _check_token_id(f"stop_token_ids[{index}]", token_id)
+
+
+def _check_token_id(name: str, value: object) -> None:
+    # The position, not the value: token ids do not enter messages.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number")
+    if not 0 <= value <= _MAX_COUNT:
+        raise RequestError(f"{name} must be from 0 to {_MAX_COUNT}")
 
 
 def _check_stops(value: object) -> None:
@@ -234,7 +238,7 @@ def _check_biases(value: object) -> None:
     for index, pair in enumerate(value):
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise RequestError(f"logit_bias[{index}] must be a token id and a number")
-        _check_int(f"logit_bias[{index}][0]", pair[0], 0, _MAX_COUNT)
+        _check_token_id(f"logit_bias[{index}]: a token id", pair[0])
         _check_float(f"logit_bias[{index}][1]", pair[1], -_MAX_BIAS, _MAX_BIAS)
 
 

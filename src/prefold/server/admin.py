@@ -18,6 +18,7 @@ The token is asked for before routing, so that a route added later is behind it 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Security
@@ -42,7 +43,7 @@ from prefold.server.admin_protocol import (
     WarmReply,
 )
 from prefold.server.attendance import while_wanted
-from prefold.server.body import BodyReader
+from prefold.server.body import BodyReader, body_size
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
@@ -172,17 +173,20 @@ def _figures_router(
         """Return the cache's and the engine's figures."""
         return await operations.read_stats(engine, model)
 
-    @router.get("/cache/tree")
+    @router.get("/cache/tree", response_model=TreeReply)
     async def tree(
         max_nodes: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
         depth: Annotated[int, Query(ge=1, le=10_000)] = 100,
-    ) -> TreeReply:
+    ) -> Response:
         """Return the cached runs, from the beginnings of prompts outwards."""
-        return await operations.read_tree(
+        runs = await operations.read_tree(
             engine,
             ListingBounds(max_nodes=max_nodes, max_depth=depth),
             model if config.allow_prompt_text else None,
         )
+        # Thousands of runs take longer to write than anybody else should wait.
+        text = await asyncio.to_thread(runs.model_dump_json)
+        return Response(text, media_type="application/json")
 
     @router.get("/queue")
     async def queue() -> QueueReply:
@@ -234,15 +238,15 @@ def _cache_router(
         """Compute prompts now, so that later requests hit them."""
 
         async def work() -> WarmReply:
-            prompts, options = await reader.read(request)
+            prompts, options = await reader.read(request, body_size(http))
             return await operations.warm(engine, prompts, options)
 
         return await while_wanted(work(), http.receive, timeout_s=timeout_s)
 
     @router.post("/cache/lookup")
-    async def look_up(request: PromptRequest) -> LookupReply:
+    async def look_up(request: PromptRequest, http: Request) -> LookupReply:
         """Say what prompts would hit. Has no effect."""
-        prompts, options = await reader.read(request)
+        prompts, options = await reader.read(request, body_size(http))
         return await operations.look_up(engine, prompts, options)
 
     return router

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prefold.server.errors import HttpError
@@ -18,6 +19,8 @@ from prefold.server.off_loop import run_sized
 
 #: Seconds within which a body has to be there.
 BODY_DEADLINE_S = 10.0
+
+_SIZE_KEY = "prefold.body_bytes"
 
 #: No route of another method reads a body.
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -58,6 +61,7 @@ class BodyReader:
         if body:
             _check_media_type(headers)
             await run_sized(len(body), lambda: self._check(body))
+        scope[_SIZE_KEY] = len(body)
         is_given = False
 
         async def replay() -> Message:
@@ -115,6 +119,12 @@ class BodyReader:
             f"the body must be smaller than {self._max_body_bytes} bytes; send less text "
             "in one request",
         )
+
+
+def body_size(request: HTTPConnection) -> int:
+    """Return how many bytes a request's body had: what working on it costs, about."""
+    size = request.scope.get(_SIZE_KEY, 0)
+    return size if isinstance(size, int) else 0
 
 
 def _check_media_type(headers: Headers) -> None:

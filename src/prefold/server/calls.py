@@ -187,7 +187,9 @@ class OpenCall:
                 if event.token is not None:
                     num_reply_tokens += 1
                 if event.output is not None:
-                    num_prompt_tokens = event.output.usage.prompt_tokens
+                    # One that was never admitted has used nothing, and no reason to miss.
+                    if event.output.miss_reason is not None:
+                        num_prompt_tokens = event.output.usage.prompt_tokens
                     self._observer.on_output(self._exchange.request_id, event.output)
                 self._queue.put_nowait(
                     CallEvent(
@@ -271,6 +273,11 @@ class Desk:
     def is_accepting(self) -> bool:
         """Whether the engine takes requests in."""
         return self._engine.is_accepting
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it never will again."""
+        return self._engine.is_broken
 
     @property
     def capacity_tokens(self) -> int:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from prefold.blocks.table import TokenIds
 from prefold.engine.prompt import encode_prompt
+from prefold.server.body import body_size
 from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.chat_reply import ChatReply
 from prefold.server.chat_template import ChatTemplate, to_conversation
@@ -24,7 +25,6 @@ from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.protocol_chat import (
     ChatCompletion,
     ChatRequest,
-    size_of,
 )
 from prefold.server.replies import ReplyHeads, to_answer
 from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
@@ -58,9 +58,7 @@ class ChatRoute:
         """
         exchange = exchange_of(http)
         n = self._check(request)
-        token_ids = await run_sized(
-            size_of(request.messages), lambda: self._encode(request)
-        )
+        token_ids = await run_sized(body_size(http), lambda: self._encode(request))
         plan = self._plan(request, token_ids, n)
         options = request.stream_options
         reply = ChatReply(

@@ -5,20 +5,27 @@ again. So the tools' keys are put into one order, at every level: clients write 
 any. Lists keep theirs, which has a meaning.
 
 What a template leaves out without a word is refused: a role it does not know, or tools.
-A system message is never moved into another one.
+A system message is never moved into another one. To find out, the conversation is rendered
+a second time, with a *sign* in place of each thing that was said::
+
+    system: be rude      system: 7...01      is 7...01 in the text?
+    user: don't be       user: 7...02        is 7...02?
+
+Whether the words themselves are in the text would not tell: others may have said the same.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from prefold.errors import RequestError
+from prefold.server.json_shape import JsonLimits, find_excess, find_total_excess
 from prefold.server.protocol_chat import (
     AssistantMessage,
     Message,
@@ -38,9 +45,8 @@ _TEMPLATE_FAULTS = (
     ValueError,
 )
 
-#: Roles that every template knows, and may show in part: the thoughts of an earlier
-#: reply are often left out.
-_KNOWN_ROLES = frozenset({"user", "assistant"})
+#: Of the arguments of earlier calls, read as JSON: what a parser has to do for them.
+_ARGUMENT_LIMITS = JsonLimits(max_depth=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +68,11 @@ class Conversation:
 class ChatTemplate:
     """Writes the prompts of one model. May be used by several threads."""
 
-    __slots__ = ("_knows_tools", "_source", "_tokenizer")
+    __slots__ = ("_source", "_tokenizer")
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._source = str(tokenizer.chat_template)
-        self._knows_tools = False
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of the prompt for the next reply, or of its beginning.
@@ -98,8 +103,7 @@ class ChatTemplate:
                 "a text of the conversation or its tools holds half of a surrogate pair; "
                 "send whole characters"
             ) from error
-        self._check_messages(conversation, text)
-        self._check_tools(conversation, text)
+        self._check_complete(conversation)
         return text
 
     def _apply(self, conversation: Conversation) -> str:
@@ -132,38 +136,68 @@ class ChatTemplate:
             "roles or their order"
         )
 
-    def _check_messages(self, conversation: Conversation, text: str) -> None:
-        """Refuse a conversation of which the template has left out a message."""
-        checked: set[object] = set(_KNOWN_ROLES)
-        for index, message in enumerate(conversation.messages):
-            role = message["role"]
-            if role in checked or _is_shown(message["content"], text):
-                continue
-            # Once for each role: rendering again is what this costs.
-            checked.add(role)
-            rest = [m for at, m in enumerate(conversation.messages) if at != index]
-            shorter = replace(conversation, messages=rest)
-            if not rest or self._is_equal(shorter, text):
-                raise RequestError(
-                    f"the model's chat template leaves out messages[{index}], of the role "
-                    f"{role!r}; give it another role or place"
-                )
-
-    def _check_tools(self, conversation: Conversation, text: str) -> None:
-        if self._knows_tools or not conversation.tools:
-            return
-        if self._is_equal(replace(conversation, tools=()), text):
-            raise RequestError(
-                "the model's chat template has no place for tools; describe them in a "
-                "message instead"
-            )
-        self._knows_tools = True
-
-    def _is_equal(self, shorter: Conversation, text: str) -> bool:
+    def _check_complete(self, conversation: Conversation) -> None:
+        """Refuse a conversation of which the template has left something out."""
+        signed, signs = _signed(conversation)
         try:
-            return self._apply(shorter) == text
+            text = self._apply(signed)
         except RequestError:
-            return False  # the template cannot do without it, so it looks at it
+            return  # it wants certain words in some place, so it looks at that
+        for sign, complaint in signs.items():
+            if sign not in text:
+                raise RequestError(complaint)
+
+
+def _signed(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
+    """Return a conversation of signs, and a complaint for each that is not shown."""
+    complaints: list[str] = []
+
+    def sign(complaint: str) -> str:
+        complaints.append(complaint)
+        return _sign(len(complaints))
+
+    messages = [
+        _sign_message(index, message, sign)
+        for index, message in enumerate(conversation.messages)
+    ]
+    tools = [_sign_tool(tool, sign) for tool in conversation.tools]
+    signs = {_sign(number + 1): complaint for number, complaint in enumerate(complaints)}
+    return replace(conversation, messages=messages, tools=tools), signs
+
+
+def _sign(number: int) -> str:
+    # Digits, which no template writes in another way, and nobody's text is among them.
+    return f"73104609{number:012d}"
+
+
+def _sign_message(
+    index: int, message: dict[str, object], sign: Callable[[str], str]
+) -> dict[str, object]:
+    signed = dict(message)
+    what = f"messages[{index}], of the role {message['role']!r}"
+    if str(message["content"]).strip():
+        signed["content"] = sign(
+            f"the model's chat template leaves out {what}; give it another role or place"
+        )
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        complaint = f"the model's chat template leaves out the calls of {what}"
+        signed["tool_calls"] = [_sign_call(call, sign(complaint)) for call in calls]
+    return signed
+
+
+def _sign_call(call: dict[str, object], name: str) -> dict[str, object]:
+    return {**call, "function": {"name": name, "arguments": {}}}
+
+
+def _sign_tool(tool: object, sign: Callable[[str], str]) -> object:
+    if not isinstance(tool, dict):
+        raise TypeError("a tool is an object")
+    complaint = (
+        "the model's chat template has no place for tools in this conversation; describe "
+        "them in a message instead"
+    )
+    return {**tool, "function": {**tool["function"], "name": sign(complaint)}}
 
 
 def to_conversation(
@@ -175,9 +209,10 @@ def to_conversation(
     """Return the parts of a request as a template is given them.
 
     Raises:
-        RequestError: A message has neither content nor calls, or a tool has a number
-            that JSON does not have.
+        RequestError: A message has neither content nor calls, the arguments of calls
+            are too many, or a tool has a number that JSON does not have.
     """
+    _check_arguments(messages)
     return Conversation(
         messages=[_to_object(index, message) for index, message in enumerate(messages)],
         tools=[
@@ -186,6 +221,21 @@ def to_conversation(
         ],
         awaits_reply=awaits_reply,
     )
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    # They are texts to whoever checked the body, and parsed only here.
+    texts = [
+        call.function.arguments.encode(errors="replace")
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    ]
+    parsed = [text for text in texts if find_excess(text, _ARGUMENT_LIMITS) is None]
+    if find_total_excess(parsed, _ARGUMENT_LIMITS) is not None:
+        raise RequestError(
+            "the arguments of earlier tool calls have too many values; send fewer calls"
+        )
 
 
 def canonical(value: object) -> object:
@@ -245,14 +295,10 @@ def _to_call(call: ToolCall) -> dict[str, object]:
 
 def _to_arguments(text: str) -> object:
     """Return arguments as templates expect them: an object, if the model wrote one."""
+    if find_excess(text.encode(errors="replace"), _ARGUMENT_LIMITS) is not None:
+        return text
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text
-
-
-def _is_shown(content: object, text: str) -> bool:
-    """Tell whether a message's text is in a prompt, as it is or as JSON."""
-    shown = str(content).strip()
-    return not shown or shown in text or json.dumps(shown, ensure_ascii=False)[1:-1] in text

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from prefold.engine.detokenizer import Detokenizer
 from prefold.engine.prompt import encode_prompt
 from prefold.engine.request import SamplingParams
+from prefold.server.body import body_size
 from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.completion_reply import CompletionReply, ReadPrompt
 from prefold.server.errors import HttpError
@@ -55,7 +56,7 @@ class CompletionsRoute:
         n = self._check(request)
         texts = split_prompts(request.prompt)
         prompts = await run_sized(
-            sum(map(len, texts)), lambda: [self._read(text, request) for text in texts]
+            body_size(http), lambda: [self._read(text, request) for text in texts]
         )
         plan = self._plan(request, prompts, n)
         reply = self._reply(request, prompts, n)

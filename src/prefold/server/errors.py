@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 
 from prefold.errors import (
     CapacityError,
+    EngineBrokenError,
     EngineStoppedError,
     InvalidInputError,
     PrefoldError,
@@ -88,6 +89,8 @@ def to_http_error(error: PrefoldError | HttpError) -> HttpError:
             found = HttpError(
                 503, str(error), code="overloaded", retry_after_s=_RETRY_AFTER_S
             )
+        case EngineBrokenError():
+            found = broken()
         case EngineStoppedError():
             found = stopped()
     return found
@@ -99,6 +102,16 @@ def stopped() -> HttpError:
         503,
         "the server is shutting down; try again later",
         code="shutting_down",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def broken() -> HttpError:
+    """Return the answer of a server whose engine a bug has ended."""
+    return HttpError(
+        503,
+        "the server has broken down and has to be restarted; its log names the reason",
+        code="broken",
         retry_after_s=_RETRY_AFTER_S,
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from prefold.server.calls import Desk
-from prefold.server.errors import stopped
+from prefold.server.errors import broken, stopped
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel
 
 HEALTH_PATH = "/health"
@@ -27,7 +27,7 @@ def health_router(desk: Desk) -> APIRouter:
     async def check_health() -> HealthReply:
         """Tell whether requests are taken."""
         if not desk.is_accepting:
-            raise stopped()
+            raise broken() if desk.is_broken else stopped()
         return HealthReply()
 
     return router

@@ -9,6 +9,7 @@ array operations, in linear time::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +30,9 @@ class JsonLimits:
     """
 
     max_depth: int
-    max_containers: int = 50_000
-    max_fields: int = 50_000
-    max_items: int = 1_000_000
+    max_containers: int = 32_768
+    max_fields: int = 32_768
+    max_items: int = 262_144
 
 
 def find_excess(body: bytes, limits: JsonLimits) -> str | None:
@@ -39,14 +40,21 @@ def find_excess(body: bytes, limits: JsonLimits) -> str | None:
 
     Of what is no JSON it tells something or other, but always in linear time.
     """
-    num_opens = body.count(b"[") + body.count(b"{")
+    return find_total_excess([body], limits)
+
+
+def find_total_excess(texts: Sequence[bytes], limits: JsonLimits) -> str | None:
+    """Return which limit several JSON texts exceed together; depth is each one's own."""
+    num_opens = sum(text.count(b"[") + text.count(b"{") for text in texts)
     if (
         num_opens <= min(limits.max_depth, limits.max_containers)
-        and body.count(b":") <= limits.max_fields
-        and body.count(b",") <= limits.max_items
+        and sum(text.count(b":") for text in texts) <= limits.max_fields
+        and sum(text.count(b",") for text in texts) <= limits.max_items
     ):
         return None  # not even with those inside of strings
-    shape = _measure(body)
+    shape = _Shape()
+    for text in texts:
+        _measure(text, shape)
     if shape.depth > limits.max_depth:
         return f"the body is nested deeper than {limits.max_depth} levels; flatten it"
     for count, limit, things in (
@@ -67,11 +75,11 @@ class _Shape:
     num_commas: int = 0
 
 
-def _measure(body: bytes) -> _Shape:
+def _measure(body: bytes, shape: _Shape) -> None:
+    """Add what is in one text."""
     # Without escapes every quote is the end of a string or its beginning.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     signs = np.frombuffer(plain, dtype=np.uint8)
-    shape = _Shape()
     is_string, level = False, 0
     for start in range(0, len(signs), _PIECE):
         piece = signs[start : start + _PIECE]
@@ -87,4 +95,3 @@ def _measure(body: bytes) -> _Shape:
         shape.num_commas += int(np.count_nonzero(outside == ord(",")))
         is_string = bool((quotes[-1] + is_string) % 2)
         level = int(levels[-1])
-    return shape

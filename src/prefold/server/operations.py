@@ -159,6 +159,10 @@ async def read_tree(
         return it.cache.listing(bounds)
 
     listing = await engine.call(take)
+    return await asyncio.to_thread(_to_tree, listing, model)
+
+
+def _to_tree(listing: CacheListing, model: ServedModel | None) -> TreeReply:
     return TreeReply(
         runs=[_run(run, model) for run in listing.runs],
         num_runs=listing.num_nodes,

@@ -10,6 +10,8 @@ long text is first tried by its beginning, in growing pieces::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
 from prefold.engine.config import ModelLimits
@@ -36,26 +38,30 @@ class PromptEncoder:
         self._limits = limits
 
     def encode(self, text: str, *, has_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a text, which may be somewhat more than the model takes.
+        """Return the token ids of a text: at most four times what the model takes.
 
         Args:
             text: A prompt.
             has_special_tokens: Whether it brings those that the tokenizer would add.
 
         Raises:
-            RequestError: It has more than twice as many as the model takes, or is not
-                Unicode.
+            RequestError: It has clearly more than the model takes, or is not Unicode.
         """
         check_text(text)
-        max_model_len = self._limits.max_model_len
-        size = _FIRST * max_model_len
+        size = _FIRST * self._limits.max_model_len
         while size < len(text):
-            num_tokens = len(self._tokenizer.encode(text[:size], add_special_tokens=False))
-            if num_tokens >= _EXCESS * max_model_len:
-                raise RequestError(
-                    f"the prompt has more than {_EXCESS * max_model_len} tokens, but "
-                    f"max_model_len is {max_model_len} tokens for prompt and reply; "
-                    "shorten the prompt"
-                )
+            begun = self._tokenizer.encode(text[:size], add_special_tokens=False)
+            self._check(begun, _EXCESS)
             size *= _GROWTH
-        return list(self._tokenizer.encode(text, add_special_tokens=not has_special_tokens))
+        token_ids = self._tokenizer.encode(text, add_special_tokens=not has_special_tokens)
+        self._check(token_ids, _FIRST)
+        return list(token_ids)
+
+    def _check(self, token_ids: Sequence[int], excess: int) -> None:
+        max_model_len = self._limits.max_model_len
+        if len(token_ids) > excess * max_model_len:
+            raise RequestError(
+                f"the prompt has more than {excess * max_model_len} tokens, but "
+                f"max_model_len is {max_model_len} tokens for prompt and reply; "
+                "shorten the prompt"
+            )

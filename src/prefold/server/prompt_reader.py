@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from prefold.blocks.table import TokenIds
 from prefold.engine.config import RequestOptions
@@ -14,7 +15,6 @@ from prefold.server.errors import HttpError
 from prefold.server.grants import CacheWish, operator_options
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
-from prefold.server.protocol_chat import size_of
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.served_model import ServedModel
 from prefold.server.sharing_protocol import PrefixRequest
@@ -31,8 +31,14 @@ class PromptReader:
         self._template = ChatTemplate(model.tokenizer)
         self._tenants = {tenant.name: tenant for tenant in tenants}
 
-    async def read(self, request: PromptRequest) -> tuple[list[TokenIds], RequestOptions]:
+    async def read(
+        self, request: PromptRequest, size: int
+    ) -> tuple[list[TokenIds], RequestOptions]:
         """Return the prompts' token ids, and whose they are.
+
+        Args:
+            request: The body.
+            size: Its bytes, which say what reading it costs.
 
         Raises:
             HttpError: There is no prompt, there are two kinds, no such tenant, or the
@@ -43,16 +49,22 @@ class PromptReader:
             domain=request.domain, salt=request.cache_salt, domain_field="domain"
         )
         options = operator_options(self._tenant(request.tenant), wish)
-        return await self._encode(request, awaits_reply=True), options
+        encode = partial(self._encode, request, awaits_reply=True)
+        return await run_sized(size, encode), options
 
-    async def read_prefix(self, request: PrefixRequest) -> TokenIds:
+    async def read_prefix(self, request: PrefixRequest, size: int) -> TokenIds:
         """Return the token ids that prompts begin with, whoever sends them.
+
+        Args:
+            request: The body.
+            size: As above.
 
         Raises:
             HttpError: There is no prompt, or there are two kinds.
             RequestError: It could not be served.
         """
-        [token_ids] = await self._encode(request, awaits_reply=False)
+        encode = partial(self._encode, request, awaits_reply=False)
+        [token_ids] = await run_sized(size, encode)
         return token_ids
 
     def _tenant(self, name: str | None) -> TenantConfig:
@@ -78,27 +90,20 @@ class PromptReader:
             )
         return tenant
 
-    async def _encode(
+    def _encode(
         self, request: PromptRequest | PrefixRequest, *, awaits_reply: bool
     ) -> list[TokenIds]:
         messages, prompt = request.messages, request.prompt
         if messages is not None and prompt is None:
-            return await run_sized(
-                size_of(messages),
-                lambda: [
-                    self._encode_chat(
-                        to_conversation(messages, request.tools, awaits_reply=awaits_reply)
-                    )
-                ],
+            conversation = to_conversation(
+                messages, request.tools, awaits_reply=awaits_reply
             )
+            return [self._encode_chat(conversation)]
         if prompt is None or messages is not None:
             raise HttpError(400, "send either prompt or messages", param="prompt")
         if request.tools is not None:
             raise HttpError(400, "tools needs messages", param="tools")
-        prompts = split_prompts(prompt)
-        return await run_sized(
-            sum(map(len, prompts)), lambda: [self._encode_one(each) for each in prompts]
-        )
+        return [self._encode_one(each) for each in split_prompts(prompt)]
 
     def _encode_chat(self, conversation: Conversation) -> TokenIds:
         text = self._template.render(conversation)

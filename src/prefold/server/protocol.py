@@ -18,6 +18,7 @@ from pydantic import (
     JsonValue,
     ValidationError,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -46,6 +47,10 @@ def explained(sentence: LiteralString) -> WrapValidator:
     return WrapValidator(check)
 
 
+#: Fields of one object, at most: each unknown one is a complaint to be made.
+_MAX_FIELDS = 64
+
+
 class StrictModel(BaseModel):
     """A part of a request. No complaint repeats what was sent."""
 
@@ -57,6 +62,13 @@ class StrictModel(BaseModel):
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_width(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+            raise PydanticCustomError("explained", "has more than 64 fields")
+        return value
 
 
 class ReplyModel(BaseModel):

@@ -43,9 +43,6 @@ Content = Annotated[_TextOrParts, _ONLY_TEXT]
 #: Calls of one message, at most.
 _MAX_TOOL_CALLS = 128
 
-#: What a template writes around a message or a call, about.
-_FRAME_CHARACTERS = 64
-
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -272,25 +269,3 @@ class ChatChunk(ReplyModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: UsageReply | None = None
-
-
-def size_of(messages: Messages) -> int:
-    """Return about how many characters a template makes of messages, for its price."""
-    texts = sum(len(part) for message in messages for part in _texts_of(message.content))
-    calls = [
-        call
-        for message in messages
-        if isinstance(message, AssistantMessage)
-        for call in message.tool_calls or ()
-    ]
-    frames = _FRAME_CHARACTERS * (len(messages) + len(calls))
-    return texts + frames + sum(len(call.function.arguments) for call in calls)
-
-
-def _texts_of(content: str | list[TextPart] | None) -> list[str]:
-    match content:
-        case None:
-            return []
-        case str():
-            return [content]
-    return [part.text for part in content]

@@ -67,6 +67,7 @@ def make_public_app(
                 Gate,
                 authenticate=authenticator.authenticate,
                 open_paths=frozenset({HEALTH_PATH}),
+                is_local=not authenticator.needs_key,
             ),
             Middleware(EntryLayer, limits=limits, paths=TOKEN_PATHS | {TOKENIZE_PATH}),
             Middleware(

@@ -7,6 +7,7 @@ files, ports, the model, the engine, the planes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
@@ -78,6 +79,8 @@ def serve(
             assembly = assemble(config.model.source, model_settings(config), progress)
             model = served_model(assembly, config)
             planes = make_planes(config, doors, assembly.parts, model)
+            # What is loaded stays: no collection needs to look through it again.
+            gc.freeze()
             # The engine's thread holds the interpreter between its kernels; the loop must
             # not wait ten times its own work before it may send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)

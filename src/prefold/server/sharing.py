@@ -151,9 +151,15 @@ async def reset(engine: AsyncEngine) -> ReceiptReply:
 
 
 async def invalidate(
-    engine: AsyncEngine, reader: PromptReader, request: InvalidateRequest
+    engine: AsyncEngine, reader: PromptReader, request: InvalidateRequest, size: int
 ) -> ReceiptReply:
     """Make what a selector covers unfindable, at once.
+
+    Args:
+        engine: Whose cache.
+        reader: Reads the prompt, if that is what selects.
+        request: The body.
+        size: Its bytes.
 
     Raises:
         HttpError: There is not exactly one selector, or it is none.
@@ -161,7 +167,9 @@ async def invalidate(
         EngineStoppedError: The engine cannot be asked.
     """
     check_selection(request)
-    token_ids = await reader.read_prefix(request) if has_prompt(request) else None
+    token_ids = None
+    if has_prompt(request):
+        token_ids = await reader.read_prefix(request, size)
 
     def carry_out(it: Engine) -> Receipt:
         # What is served now is known here, between two steps.

@@ -10,6 +10,7 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.server import sharing
 from prefold.server.admin_protocol import EmptyRequest, ReceiptReply
 from prefold.server.attendance import while_wanted
+from prefold.server.body import body_size
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES, DomainPath
@@ -34,7 +35,7 @@ def approvals_router(
         """Compute a prefix once, and let all readers of a domain share it."""
 
         async def work() -> ApprovalReply:
-            token_ids = await reader.read_prefix(request)
+            token_ids = await reader.read_prefix(request, body_size(http))
             return await sharing.approve(engine, token_ids, request)
 
         return await while_wanted(work(), http.receive, timeout_s=timeout_s)
@@ -61,9 +62,9 @@ def invalidation_router(
     router = APIRouter(responses=ERROR_RESPONSES)
 
     @router.post("/cache/invalidate")
-    async def invalidate(request: InvalidateRequest) -> ReceiptReply:
+    async def invalidate(request: InvalidateRequest, http: Request) -> ReceiptReply:
         """Drop what one selector covers, at once."""
-        return await sharing.invalidate(engine, reader, request)
+        return await sharing.invalidate(engine, reader, request, body_size(http))
 
     @router.post("/cache/reset")
     async def reset(request: EmptyRequest) -> ReceiptReply:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from prefold.server.body import body_size
 from prefold.server.chat_template import ChatTemplate, to_conversation
 from prefold.server.errors import HttpError
 from prefold.server.models import check_model
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
-from prefold.server.protocol_chat import Messages, Tools, size_of
+from prefold.server.protocol_chat import Messages, Tools
 from prefold.server.served_model import ServedModel
 
 TOKENIZE_PATH = "/tokenize"
@@ -40,11 +41,13 @@ def tokenize_router(model: ServedModel, template: ChatTemplate) -> APIRouter:
     encoder = PromptEncoder(model.tokenizer, model.limits)
 
     @router.post(TOKENIZE_PATH)
-    async def tokenize(request: TokenizeRequest) -> TokenizeReply:
+    async def tokenize(request: TokenizeRequest, http: Request) -> TokenizeReply:
         """Return the tokens of a prompt, or of a conversation with the chat template."""
         if request.model is not None:
             check_model(model, request.model)
-        token_ids = await _encode(request, encoder, template)
+        token_ids = await run_sized(
+            body_size(http), lambda: _encode(request, encoder, template)
+        )
         return TokenizeReply(
             tokens=token_ids,
             count=len(token_ids),
@@ -54,20 +57,15 @@ def tokenize_router(model: ServedModel, template: ChatTemplate) -> APIRouter:
     return router
 
 
-async def _encode(
+def _encode(
     request: TokenizeRequest, encoder: PromptEncoder, template: ChatTemplate
 ) -> list[int]:
     prompt, messages = request.prompt, request.messages
     if messages is not None and prompt is None:
-        return await run_sized(
-            size_of(messages),
-            lambda: encoder.encode(
-                template.render(to_conversation(messages, request.tools)),
-                has_special_tokens=True,
-            ),
-        )
+        text = template.render(to_conversation(messages, request.tools))
+        return encoder.encode(text, has_special_tokens=True)
     if prompt is None or messages is not None:
         raise HttpError(400, "send either prompt or messages", param="prompt")
     if request.tools is not None:
         raise HttpError(400, "tools needs messages", param="tools")
-    return await run_sized(len(prompt), lambda: encoder.encode(prompt))
+    return encoder.encode(prompt)

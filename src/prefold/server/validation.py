@@ -22,6 +22,9 @@ _TYPES = {
     "string_unicode": "must be Unicode text; it holds half of a surrogate pair",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of a usual size",
+    "bool_parsing": "must be true or false",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
@@ -69,8 +72,10 @@ def to_http_error(errors: Sequence[Mapping[str, Any]]) -> HttpError:
         )
     path = path_of(error["loc"])
     if not path:
+        # About a field, but a name that there is not has no place.
         is_named = kind == "unknown_field"
-        message = str(error["msg"]) if is_named else "the body must be a JSON object"
+        what = _complaint(error) if kind == "explained" else "must be a JSON object"
+        message = str(error["msg"]) if is_named else f"the body {what}"
         return HttpError(400, message, param=context.get("name") if is_named else None)
     if kind == "missing":
         return HttpError(
@@ -113,4 +118,4 @@ def _complaint(error: Mapping[str, Any]) -> str:
         return str(error["msg"])
     if kind in _LIMITS:
         return _LIMITS[kind](error.get("ctx") or {})
-    return _TYPES.get(kind, "is not valid")
+    return _TYPES.get(kind, "is not valid; see /openapi.json for what it may be")

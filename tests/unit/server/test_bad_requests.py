@@ -9,7 +9,15 @@ import pytest
 
 from prefold.server.config import ServerConfig
 from support.asgi_call import Answer
-from support.public_plane import CHAT, TEXT, chat_body, public_plane, run, text_body
+from support.public_plane import (
+    CHAT,
+    MODEL,
+    TEXT,
+    chat_body,
+    public_plane,
+    run,
+    text_body,
+)
 
 #: In every body, where nothing else has to stand. No answer may hold it.
 CANARY = "canary-7f3a"
@@ -420,5 +428,33 @@ def test_harmless_fields_are_taken() -> None:
             await plane.chat("x", **common, **chat)
             messages = [{"role": "user", "content": "x", "name": "Anna"}, echoed]
             await plane.chat("x", messages=messages, max_tokens=1)
+
+    run(test)
+
+
+def test_an_object_of_very_many_fields_is_one_complaint() -> None:
+    many = {f"f{i}": 1 for i in range(100)}
+    wide_message = {"role": "user", "content": "x", **many}
+
+    async def test() -> None:
+        async with public_plane() as plane:
+            answer = await plane.post(TEXT, text_body("x", **many))
+            assert answer.status == 400
+            assert answer.message == "the body has more than 64 fields"
+            body = {"model": MODEL, "messages": [wide_message]}
+            answer = await plane.post(CHAT, body)
+            assert answer.status == 400
+            assert answer.message == "messages[0] has more than 64 fields"
+
+    run(test)
+
+
+def test_a_biased_token_id_is_not_repeated() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            body = text_body("x", logit_bias={"9876543210": 1})
+            answer = await plane.post(TEXT, body)
+            assert answer.status == 400
+            assert "9876543210" not in answer.body.decode()
 
     run(test)

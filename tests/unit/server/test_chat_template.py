@@ -281,3 +281,64 @@ def test_a_reply_of_nothing_is_refused() -> None:
 
 def test_nothing_said_is_shown() -> None:
     assert "canary" not in repr(read([user("a canary")], [WEATHER]))
+
+
+def test_what_others_say_does_not_stand_in_for_a_message_left_out() -> None:
+    for content in ("no", "ban", "hello"):
+        messages = [{"role": "system", "content": content}, user("hello, do not ban")]
+        assert "messages[0]" in refusal(SILENT_TEMPLATE, messages)
+
+
+def test_a_template_that_shows_only_the_last_message_is_refused() -> None:
+    messages = [user("first"), {"role": "assistant", "content": "answer"}, user("last")]
+    text = refusal("{{ messages[-1]['content'] }}", messages)
+    assert "messages[0], of the role 'user'" in text
+
+
+def test_tools_may_have_a_place_in_some_conversations_only() -> None:
+    template = (
+        "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    model = ChatTemplate(tokenizer_with(template))
+    messages = [{"role": "system", "content": "s"}, user("x")]
+    for _ in range(2):
+        # Whatever was seen before, and whichever of them was there before.
+        assert "get_time" in model.render(read(messages, [WEATHER, TIME]))
+        with pytest.raises(RequestError, match="no place for tools in this conversation"):
+            model.render(read(messages[1:], [WEATHER, TIME]))
+
+
+def test_calls_that_a_template_leaves_out_are_refused() -> None:
+    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "c1", "type": "function", "function": function}
+    for content in (None, "I will call f"):
+        reply = {"role": "assistant", "content": content, "tool_calls": [call]}
+        assert "leaves out the calls of messages[1]" in refusal(
+            CHAT_TEMPLATE, [user("x"), reply]
+        )
+
+
+def test_a_template_that_wants_certain_words_is_believed() -> None:
+    template = (
+        "{% if messages[0].content != 'open' %}{{ raise_exception('no') }}{% endif %}sesame"
+    )
+    assert render(template, [user("open")]) == "sesame"
+
+
+def test_arguments_are_read_as_far_as_is_quick() -> None:
+    def reply(arguments: list[str]) -> dict[str, Any]:
+        calls = [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+            for text in arguments
+        ]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+
+    large = '{"a":[' + "[]," * 40_000 + "0]}"
+    # One too large to be read stays the text it is.
+    text = render(TOOL_TEMPLATE, [user("x"), reply([large, '{"b": 1}'])])
+    assert r'<call>f:"{\"a\"' in text
+    assert '<call>f:{"b": 1}</call>' in text
+    half = large[:60_000] + "0]}"
+    refused = refusal(TOOL_TEMPLATE, [user("x"), reply([half] * 8)])
+    assert "send fewer calls" in refused

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prefold.server import json_shape
-from prefold.server.json_shape import JsonLimits, find_excess
+from prefold.server.json_shape import JsonLimits, find_excess, find_total_excess
 
 #: Everything that could be taken for the end of a string, a level or a value.
 TEXTS = st.text(alphabet='a"\\[]{}:,\né', max_size=6)
@@ -74,8 +74,24 @@ def test_what_is_counted_is_that_of_the_parsed_value(
                 assert word in excess
 
 
+@given(values=st.lists(VALUES, max_size=4))
+def test_several_texts_are_counted_together(values: list[object]) -> None:
+    texts = [json.dumps(value).encode() for value in values]
+    each = [exact_limits(value) for value in values]
+    total = JsonLimits(
+        max_depth=max((limits.max_depth for limits in each), default=0),
+        max_containers=sum(limits.max_containers for limits in each),
+        max_fields=sum(limits.max_fields for limits in each),
+        max_items=sum(limits.max_items for limits in each),
+    )
+    assert find_total_excess(texts, total) is None
+    if total.max_containers:
+        fewer = replace(total, max_containers=total.max_containers - 1)
+        assert find_total_excess(texts, fewer) is not None
+
+
 def test_the_shape_of_a_large_body_is_counted_without_parsing_it() -> None:
-    wide = JsonLimits(max_depth=64, max_containers=10**9)
+    wide = JsonLimits(max_depth=64, max_containers=10**9, max_items=10**9)
     deeper = find_excess(b"[" * 5_000_000, wide)
     assert deeper is not None
     assert "deeper" in deeper

@@ -19,7 +19,7 @@ from prefold.engine.digest_memory import FileStamp
 from prefold.errors import ConfigError, InvalidInputError
 from prefold.identity.private_file import read_private
 from prefold.server import keys as keys_module
-from prefold.server.key_records import ApiKey
+from prefold.server.key_records import MAX_TIME, ApiKey
 from prefold.server.keys import KeyFile, parse_public_id
 from support.settable_clock import SettableClock
 
@@ -470,6 +470,30 @@ def test_a_server_keeps_the_last_good_keys_and_warns_once(
     second = KeyFile(path).create("acme")
     clock.advance(2.0)
     assert server.find(second.text) == second.entry
+
+
+def test_a_fault_that_comes_back_is_warned_of_again(
+    path: Path, clock: SettableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = KeyFile(path).create("acme")
+    content = path.read_bytes()
+    server = KeyFile(path, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _damage(path)
+            clock.advance(2.0)
+            assert server.find(made.text) == made.entry
+            _put(path, content)
+            clock.advance(2.0)
+            assert server.find(made.text) == made.entry
+    assert len(caplog.records) == 2
+
+
+def test_a_key_may_last_until_the_last_date_there_is(path: Path) -> None:
+    made = KeyFile(path).create("acme", expires_at=MAX_TIME)
+    found = KeyFile(path).find(made.text)
+    assert found is not None
+    assert found.expires_at == MAX_TIME
 
 
 def test_keys_go_with_their_file(

@@ -177,6 +177,39 @@ def test_responses_are_counted_by_plane_route_and_status() -> None:
     assert seen[f'{name}{{plane="admin",route="/metrics",status="other"}}'] == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "label"),
+    [(99, "other"), (100, "100"), (599, "599"), (600, "other"), (True, "other")],
+)
+def test_a_status_that_is_none_makes_no_label(status: int, label: str) -> None:
+    metrics = make_metrics()
+    metrics.on_response(Plane.PUBLIC, "/v1/models", status)
+    [name] = [n for n in scrape(metrics) if n.startswith("prefold_http_responses_total{")]
+    assert name.endswith(f'status="{label}"}}')
+
+
+def test_a_histogram_has_steps_of_its_own_scale() -> None:
+    metrics = make_metrics()
+    metrics.on_finished(
+        make_output(cached=16, ttft_s=0.75, tpot_s=0.025, prompt=100), options()
+    )
+    seen = scrape(metrics)
+    for name, labels, below, above in (
+        ("prefold_hit_length_tokens", "", "0.0", "16.0"),
+        ("prefold_time_to_first_token_seconds", 'hit="partial",', "0.5", "1.0"),
+        ("prefold_time_per_output_token_seconds", 'hit="partial",', "0.02", "0.03"),
+    ):
+        assert seen[f'{name}_bucket{{{labels}le="{below}"}}'] == 0
+        assert seen[f'{name}_bucket{{{labels}le="{above}"}}'] == 1
+
+
+def test_a_scrape_in_which_nothing_happened_is_no_error() -> None:
+    metrics = make_metrics()
+    assert scrape(metrics)["prefold_evicted_blocks_total"] == 7
+    assert scrape(metrics)["prefold_evicted_blocks_total"] == 7
+    assert errors(metrics) == 0
+
+
 def test_seconds_saved_are_hit_tokens_times_the_measured_price() -> None:
     metrics = make_metrics()
     metrics.on_step(2.0, 100)
@@ -260,6 +293,8 @@ def test_a_bad_count_is_left_out_and_counted(field: str, bad: object) -> None:
 
 def test_more_cached_tokens_than_prompt_tokens_are_an_error() -> None:
     metrics = make_metrics()
+    metrics.on_finished(make_output(prompt=10, cached=10), options())
+    assert errors(metrics) == 0
     metrics.on_finished(make_output(prompt=10, cached=11), options())
     assert errors(metrics) == 1
 

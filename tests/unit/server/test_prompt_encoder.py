@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from prefold.engine.config import ModelLimits
@@ -30,10 +28,32 @@ def test_what_is_somewhat_too_long_is_still_counted() -> None:
 
 @pytest.mark.parametrize("length", [401, 1_000, 10_000_000])
 def test_what_is_far_too_long_is_refused_without_being_read(length: int) -> None:
-    started_at = time.monotonic()
+    tokenizer = make_tokenizer()
+    read: list[int] = []
+    encode = tokenizer.encode
+
+    def watched(text: str, *, add_special_tokens: bool) -> list[int]:
+        read.append(len(text))
+        return list(encode(text, add_special_tokens=add_special_tokens))
+
+    tokenizer.encode = watched
+    limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=100)
     with pytest.raises(RequestError, match="shorten the prompt"):
-        encoder().encode("x" * length)
-    assert time.monotonic() - started_at < 2
+        PromptEncoder(tokenizer, limits).encode("x" * length)
+    assert sum(read) <= 400
+
+
+def test_what_has_few_tokens_at_first_and_many_later_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    encode = tokenizer.encode
+
+    def sparse(text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(encode(text.replace(" ", ""), add_special_tokens=add_special_tokens))
+
+    tokenizer.encode = sparse
+    limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=100)
+    with pytest.raises(RequestError, match="more than 400 tokens"):
+        PromptEncoder(tokenizer, limits).encode(" " * 1500 + "x" * 500)
 
 
 def test_special_tokens_are_the_tokenizer_s_unless_the_text_brings_them() -> None:

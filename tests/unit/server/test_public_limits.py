@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from prefold.engine.config import SchedulerConfig
+from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason
+from prefold.errors import EngineStoppedError, InvariantError
 from prefold.server.config import ServerConfig, TenantConfig
 from prefold.server.credentials import Authenticator
 from prefold.server.keys import KeyFile
@@ -494,5 +497,109 @@ def test_every_output_is_noted_once_under_the_id_the_client_was_told() -> None:
             assert [name for name, _ in plane.watcher.outputs] == ["mine"] * 4
             assert plane.watcher.responses == [(Plane.PUBLIC, TEXT, 200)]
             assert plane.watcher.refused == []
+
+    run(test)
+
+
+def test_who_waited_in_vain_is_not_charged(tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.create("acme").text
+    tenant = TenantConfig(name="acme", tokens_per_minute=1000)
+    authenticator = Authenticator([tenant], key_file)
+
+    async def test() -> None:
+        scheduler = SchedulerConfig(max_running=1)
+        async with public_plane(authenticator=authenticator, scheduler=scheduler) as plane:
+            plane.runner.is_open.clear()
+            blocking = asyncio.create_task(plane.post(TEXT, text_body("x"), key=key))
+            await until(lambda: plane.limits.num_waiting("acme") == 1)
+            headers = {
+                "authorization": f"Bearer {key}",
+                "content-type": "application/json",
+            }
+            call = AsgiCall(plane.app, "POST", TEXT, headers)
+            call.feed(json.dumps(text_body("y" * 900, max_tokens=1)).encode()).start()
+            await until(lambda: plane.limits.num_waiting("acme") == 2)
+            call.disconnect()
+            plane.runner.is_open.set()
+            await call.wait()
+            assert (await blocking).status == 200
+            await plane.assert_nothing_is_held("acme")
+            answer = await plane.post(TEXT, text_body("z" * 900, max_tokens=1), key=key)
+            assert answer.status == 200, answer.body
+
+    run(test)
+
+
+def test_a_server_that_broke_down_says_so() -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+
+            def break_down(engine: Engine) -> None:
+                del engine
+                raise InvariantError("on purpose")
+
+            with pytest.raises(EngineStoppedError):
+                await plane.engine.call(break_down)
+            await until(lambda: plane.engine.is_broken)
+            for answer in [
+                await plane.post(TEXT, text_body("x")),
+                await plane.get("/health"),
+            ]:
+                assert answer.status == 503
+                assert "has to be restarted" in answer.message
+                assert int(answer.headers["retry-after"]) >= 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/v1/models"])
+@pytest.mark.parametrize("end", ["\n", "\r", "\0"])
+def test_a_path_with_a_line_break_is_no_route(path: str, end: str) -> None:
+    async def test() -> None:
+        async with public_plane() as plane:
+            answer = await plane.post(path + end, text_body("x"))
+            assert answer.status == 404
+            assert answer.message
+            assert plane.limits.num_open("default") == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8000", 403),
+        ("localhost@evil.example", 403),
+        ("", 403),
+        ("[::1", 403),
+    ],
+)
+def test_without_keys_only_this_machine_s_names_are_answered(
+    host: str, status: int, tmp_path: Path
+) -> None:
+    authenticator, keys = make_authenticator(tmp_path / "keys.json")
+
+    async def answer(plane: PublicPlane, path: str, key: str | None) -> Answer:
+        headers = [(b"host", host.encode())]
+        if key is not None:
+            headers.append((b"authorization", f"Bearer {key}".encode()))
+        call = AsgiCall(plane.app, "GET", path, headers)
+        call.replace_host()
+        return await call.feed(b"").start().answer()
+
+    async def test() -> None:
+        async with public_plane() as plane:
+            for path in ("/v1/models", "/health"):
+                found = await answer(plane, path, None)
+                assert found.status == status
+                assert status == 200 or "localhost" in found.message
+        async with public_plane(authenticator=authenticator) as plane:
+            # A key is what no web page has.
+            assert (await answer(plane, "/v1/models", keys["acme"])).status == 200
 
     run(test)
