@@ -338,6 +338,9 @@ def test_what_is_no_selector_is_a_sentence_and_drops_nothing(tmp_path: Path) -> 
             response = await post(rig, "/cache/invalidate", body)
             assert words in assert_error(response, 400), body
             assert "secret" not in response.text
+            is_unknown = "no such selector" in words
+            code = response.json()["error"]["code"]
+            assert (code == "unknown_parameter") == is_unknown
         assert await found(rig) == ALL
 
     run(check, tmp_path, ACME, BLUE)
