@@ -257,7 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
                 )
             case 2:
                 self._invalidate(
-                    ByDomain(domain=domain), lambda other: other[1] == owner[1]
+                    ByDomain(domain=domain, below=False), lambda other: other[1] == owner[1]
                 )
             case _ if len(tokens) >= self.size:
                 selector = ByPrefix(

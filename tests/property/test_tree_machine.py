@@ -17,8 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from prefold.blocks.pool import BlockPool
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind, Domain
 from prefold.tree.dead import all_children
+from prefold.tree.invalidation import kill_all, kill_audience, kill_subtree
 from prefold.tree.invariants import check_tree
+from prefold.tree.mark import Mark
 from prefold.tree.node import Node
+from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import Endpoint, longest_paths
 from support.clock import TickingClock
@@ -27,6 +30,9 @@ SIZE = 2
 NUM_BLOCKS = 40
 SEEDS = st.integers(0, 2**32 - 1)
 NUM_MOVES = 5
+
+#: All of one approval, so that everything can be read.
+MARKED = frozenset({Mark()})
 
 EVERYBODY = Audience(AudienceKind.APPROVED, PUBLIC)
 TEAM = Audience(AudienceKind.APPROVED, Domain("a"))
@@ -89,6 +95,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             run = np.array(tokens[begin * SIZE : full * SIZE], dtype=np.int64)
             own = self.tree.audiences.of(reads[-1])
             node = self.tree.publish(node, own, run, ids)
+            if own.is_approved:
+                for each in path_to(node):
+                    if each.readers.is_approved:
+                        each.marks = MARKED
             for index, block in enumerate(ids.tolist()):
                 at = (begin + index) * SIZE
                 path = (*path, (reads[-1], tokens[at : at + SIZE]))
@@ -106,10 +116,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             return
         reads = READS[AUDIENCES.index(self._path(node)[-1][0])] if node.parent else READS[0]
         own = self.tree.audiences.of(reads[-1])
-        others = self.tree.audiences.readable(reads[:-1])
         tail = np.array([dice.randrange(3)], dtype=np.int64)
         ids = self.pool.allocate(1)
-        if not self.tree.publish_partial(node, [*others, own], tail, ids):
+        if not self.tree.publish_partial(node, self.tree.view(reads), tail, ids):
             self.pool.publish(ids)
             self.pool.rest(ids)
             self.pool.free(ids, self.pool.state_of(int(ids[0])))
@@ -135,13 +144,13 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         if nodes and dice.random() < 0.5:
             top = dice.choice(nodes)
             first = self.path_of[int(top.block_ids[0])]
-            self.tree.kill_subtree(top)
+            kill_subtree(self.tree, top, at=0.0)
             self._forget(lambda path: path[: len(first)] == first)
 
     def kill_an_audience(self, dice: Random) -> None:
         if dice.random() < 0.3:
             audience = dice.choice(AUDIENCES)
-            self.tree.kill_audience(audience)
+            kill_audience(self.tree, audience)
             self._forget(lambda path: any(one == audience for one, _ in path))
 
     def sweep(self, dice: Random) -> None:
@@ -173,7 +182,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         while self.pins:
             self._unpin(self.pins.pop(0))
             self.nodes_agree_with_each_other()
-        self.tree.kill_all()
+        kill_all(self.tree)
         self.tree.sweep(NUM_BLOCKS)
         check_tree(self.tree, [])
         assert self.tree.num_nodes == 0
@@ -183,11 +192,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def _walk(self, reads: tuple[Audience, ...], tokens: Block) -> list[Endpoint]:
         """Walk, and check against trying all paths."""
-        readable = self.tree.audiences.readable(reads)
         full = len(tokens) // SIZE
         start = Endpoint(self.tree.root, 0, 0, 0)
         array = np.array(tokens, dtype=np.int64)
-        ends = longest_paths(start, array, full, readable, SIZE)
+        ends = longest_paths(start, array, full, self.tree.view(reads), SIZE)
         found = [self._path(end.node)[: end.position] for end in ends]
         longest: list[Path] = [()]
         for index in range(full):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from prefold.blocks.pool import BlockState
-from prefold.cache import READ_WRITE, Access, Lookup, PrefixCache
+from prefold.cache import (
+    APPROVING,
+    READ_WRITE,
+    Access,
+    Approval,
+    ApprovalTerms,
+    Lookup,
+    PrefixCache,
+)
 from prefold.identity.domain import Domain
 from prefold.tree.dead import all_children
 from prefold.tree.node import Node
 from support.clock import TickingClock
 from support.fingerprints import make_fingerprint
 from support.running import Running, as_tokens
+from support.settable_clock import SettableClock
 from support.slots import SlotStore
 
 A = Domain("a")
@@ -20,12 +29,17 @@ class CacheDriver:
     """A cache with a slot store, for one fingerprint unless told otherwise."""
 
     def __init__(
-        self, num_blocks: int = 64, block_size: int = 4, *, shares: bool = False
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        shares: bool = False,
+        clock: TickingClock | SettableClock | None = None,
     ) -> None:
         """Make an empty one; if it ``shares``, content is the same for all domains."""
         self._shares = shares
         self.size = block_size
-        self.clock = TickingClock()
+        self.clock = TickingClock() if clock is None else clock
         self.cache = PrefixCache(
             num_blocks=num_blocks, block_size=block_size, clock=self.clock
         )
@@ -89,6 +103,24 @@ class CacheDriver:
         for token in tokens:
             run.tokens.append(token)
             self.compute(run)
+
+    def approve(
+        self,
+        tokens: Tokens,
+        domain: Domain = A,
+        *,
+        label: str = "it",
+        pinned: bool = False,
+        ttl_s: float | None = None,
+    ) -> Approval:
+        """Compute a prefix and approve it, as an engine would."""
+        run = self.begin(tokens, domain, access=APPROVING)
+        self.compute(run)
+        terms = ApprovalTerms(label=label, pinned=pinned, ttl_s=ttl_s)
+        try:
+            return self.cache.approve(run.lease, len(tokens), terms)
+        finally:
+            self.end(run)
 
     def end(self, run: Running) -> None:
         self.cache.release(run.lease, run.array, run.computed)

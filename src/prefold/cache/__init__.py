@@ -3,27 +3,34 @@
 | module | holds |
 |---|---|
 | ``prefix_cache`` | the one door: acquire, reserve, commit, release |
-| ``access`` | what a request may do with the cache |
+| ``access`` | what a request may do with the cache, and whom it reads for |
 | ``lease`` | a sequence's hold on blocks |
 | ``survey`` | what a prompt would hit, and why not more |
 | ``explain`` | the reason of a miss |
 | ``frontier`` | what running sequences are about to publish |
+| ``approval``, ``approved`` | prefixes that all readers of a domain share |
 | ``selector`` | what to invalidate, and the receipt |
+| ``reach``, ``invalidation`` | what a selector covers, and the call itself |
 | ``keys`` | block keys of live blocks |
 | ``listing`` | the cached runs as values |
 | ``accounting`` | counts for the outside |
 | ``invariants`` | the check of all of it against all of it |
 """
 
-from prefold.cache.access import NO_CACHE, READ_WRITE, Access
+from prefold.cache.access import APPROVING, NO_CACHE, READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot
+from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
+from prefold.cache.approved import ApprovedPrefixes
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
 from prefold.cache.lease import Fork, Lease
 from prefold.cache.listing import CacheListing, ListedRun, ListingBounds
 from prefold.cache.prefix_cache import PrefixCache
 from prefold.cache.selector import (
+    ByAge,
+    ByApproved,
     ByDomain,
+    ByField,
     ByFingerprint,
     ByPrefix,
     Everything,
@@ -33,10 +40,18 @@ from prefold.cache.selector import (
 from prefold.cache.survey import Lookup
 
 __all__ = [
+    "APPROVING",
     "NO_CACHE",
     "READ_WRITE",
     "Access",
+    "Approval",
+    "ApprovalId",
+    "ApprovalTerms",
+    "ApprovedPrefixes",
+    "ByAge",
+    "ByApproved",
     "ByDomain",
+    "ByField",
     "ByFingerprint",
     "ByPrefix",
     "CacheListing",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefold.blocks.pool import BlockCounts
+from prefold.blocks.pool import BlockCounts, BlockPool
+from prefold.cache.room import Room
+from prefold.cache.trees import Trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +26,18 @@ class CacheSnapshot:
     num_leases: int
     num_evictions: int
     num_evicted_blocks: int
+
+
+def take_snapshot(
+    pool: BlockPool, trees: Trees, room: Room, num_leases: int
+) -> CacheSnapshot:
+    """Return the figures of this moment."""
+    its = trees.all()
+    return CacheSnapshot(
+        blocks=pool.counts,
+        num_trees=len(its),
+        num_nodes=sum(tree.num_nodes for tree in its),
+        num_leases=num_leases,
+        num_evictions=room.num_evictions,
+        num_evicted_blocks=room.num_evicted_blocks,
+    )

@@ -23,6 +23,10 @@ class MissKind(Enum):
     EVICTED = "evicted"
     #: It was cached, and invalidated.
     INVALIDATED = "invalidated"
+    #: It was approved, and the approval was withdrawn.
+    WITHDRAWN = "withdrawn"
+    #: It was approved, and the approval's time is over.
+    EXPIRED = "expired"
     #: The request wants log-probabilities of its prompt, which are kept less far than KV.
     NO_LOGPROBS = "no_logprobs"
     #: The prompt's first block is cached under another fingerprint.
@@ -36,7 +40,8 @@ class MissReason:
     Attributes:
         at_token: Leading tokens of the prompt that agree with something cached; where
             the kind is ``DIVERGED``, the position of the first one that differs.
-        lost_at: When it was evicted or invalidated, on the cache's clock.
+        lost_at: When it was evicted or invalidated, or its approval ended, on the
+            cache's clock.
         policy: The eviction policy that chose it.
         num_lost_blocks: Blocks lost at that place and below.
         differing_fields: Fingerprint fields that differ, for ``OTHER_FINGERPRINT``.
@@ -64,6 +69,12 @@ class MissReason:
                 f"{self.num_lost_blocks} blocks {place} were evicted by {self.policy}"
             ),
             MissKind.INVALIDATED: f"{self.num_lost_blocks} blocks {place} were invalidated",
+            MissKind.WITHDRAWN: (
+                f"the approval of {self.num_lost_blocks} blocks {place} was withdrawn"
+            ),
+            MissKind.EXPIRED: (
+                f"the approval of {self.num_lost_blocks} blocks {place} has expired"
+            ),
             MissKind.NO_LOGPROBS: f"the prompt's log-probabilities are not kept {place}",
             MissKind.OTHER_FINGERPRINT: (
                 f"cached with another {', '.join(self.differing_fields)}"

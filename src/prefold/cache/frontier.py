@@ -79,22 +79,25 @@ class Frontiers:
         self,
         ends: Sequence[Endpoint],
         tokens: TokenIds,
-        audiences: Sequence[Audience],
+        audience: Audience,
         block_size: int,
     ) -> FrontierMatch | None:
-        """Return the owner that agrees longest beyond ``ends``, or None."""
+        """Return the owner that agrees longest beyond ``ends``, or None.
+
+        ``audience`` is the one that asks and writes. Nobody waits for what another one
+        will be given: that can only be read once it is approved, as a whole.
+        """
         best: FrontierMatch | None = None
         for end in ends:
             begin = end.position * block_size
             if not end.is_node_end or len(tokens) < begin + block_size:
                 continue
             pending = tokens[begin : begin + block_size].tobytes()
-            for audience in audiences:
-                for owner in self._owners.get((end.node, audience, pending), ()):
-                    common = begin + common_prefix(owner.tokens[begin:], tokens[begin:])
-                    common = min(common, len(tokens) - 1)
-                    if best is None or common > best.num_common_tokens:
-                        best = FrontierMatch(owner=owner, num_common_tokens=common)
+            for owner in self._owners.get((end.node, audience, pending), ()):
+                common = begin + common_prefix(owner.tokens[begin:], tokens[begin:])
+                common = min(common, len(tokens) - 1)
+                if best is None or common > best.num_common_tokens:
+                    best = FrontierMatch(owner=owner, num_common_tokens=common)
         return best
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:

@@ -2,11 +2,12 @@
 
 - free + private + shared + idle = capacity, and every block is in exactly one place:
   the free list, the private part of one lease's table, or one node
-- a node's blocks are shared while a lease or a pending copy ends at or below it, else
-  idle
+- a node's blocks are shared while a lease, a pending copy or a pinned approval ends at
+  or below it, else idle
 - the published part of a lease's table is its path through the tree
 - the eviction queue holds exactly the idle leaves
 - every frontier is where its lease ends
+- marks and pins are those of the approvals that hold
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Collection
 import numpy as np
 
 from prefold.blocks.pool import BlockPool, BlockState
+from prefold.cache.approved import ApprovedPrefixes
 from prefold.cache.frontier import Frontiers
 from prefold.cache.lease import Lease
 from prefold.cache.room import Room
 from prefold.errors import InvariantError
 from prefold.tree.invariants import check_tree
 from prefold.tree.node import Node
+from prefold.tree.path import path_ids
 from prefold.tree.prefix_tree import PrefixTree
 
 
@@ -32,12 +35,13 @@ def check_cache(
     leases: Collection[Lease],
     room: Room,
     frontiers: Frontiers,
+    approved: ApprovedPrefixes,
 ) -> None:
     """Raise ``InvariantError`` unless all of it holds. O(blocks and tokens)."""
     pool.check_invariants()
     nodes: list[Node] = []
     for tree in trees:
-        nodes += check_tree(tree, _pins(tree, leases))
+        nodes += check_tree(tree, [*_pins(tree, leases), *approved.pins(tree)])
         room.enter_leaves(tree)
     for lease in leases:
         _check_lease(lease)
@@ -48,6 +52,7 @@ def check_cache(
     room.queue.check_invariants({node for node in nodes if node.is_evictable})
     room.check_invariants(leases)
     frontiers.check_invariants(leases)
+    approved.check_invariants()
 
 
 def _pins(tree: PrefixTree, leases: Collection[Lease]) -> list[Node]:
@@ -61,7 +66,7 @@ def _check_lease(lease: Lease) -> None:
         raise InvariantError("a released lease is still listed")
     lease.table.check_invariants()
     tree = lease.tree
-    path = tree.path_ids(lease.node, below=tree.root)
+    path = path_ids(lease.node, below=tree.root)
     if not np.array_equal(path, lease.block_ids[: lease.num_published]):
         raise InvariantError("a lease's published blocks are not its path in the tree")
     tokens = []

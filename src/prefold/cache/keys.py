@@ -7,9 +7,16 @@ were asked for are remembered with where they were found, checked on every use.
 
 from __future__ import annotations
 
-from prefold.blocks.table import BlockId
-from prefold.identity.block_key import BlockKey, ContentKey, block_key, extend_content
+from prefold.blocks.table import BlockId, TokenIds
+from prefold.identity.block_key import (
+    BlockKey,
+    ContentKey,
+    block_key,
+    extend_content,
+    root_content,
+)
 from prefold.identity.domain import Audience
+from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret
 from prefold.tree.node import Node
 from prefold.tree.prefix_tree import PrefixTree
@@ -41,6 +48,14 @@ class KeyIndex:
             domain_key = self._domain_keys[audience] = self._secret.domain_key(audience)
         return block_key(domain_key, content)
 
+    def keys_of(
+        self, fingerprint: Fingerprint, audience: Audience, tokens: TokenIds
+    ) -> list[BlockKey]:
+        """Return the keys under which ``audience`` keeps the whole blocks of ``tokens``."""
+        root = root_content(fingerprint)
+        contents = extend_content(root, tokens, fingerprint.block_size)
+        return [self.key_of(audience, content) for content in contents]
+
     def find(self, key: BlockKey, trees: dict[PrefixTree, ContentKey]) -> BlockId | None:
         """Return a live block with that key, or None.
 
@@ -66,6 +81,8 @@ class KeyIndex:
     ) -> bool:
         if node.is_freed or index >= node.num_blocks or tree.audiences.is_doomed(node):
             return False
+        if not tree.view(()).is_open(node):
+            return False
         content = self._contents(tree, node, root)[index]
         return self.key_of(node.readers.audience, content) == key
 
@@ -73,11 +90,13 @@ class KeyIndex:
         self, key: BlockKey, tree: PrefixTree, root: ContentKey
     ) -> tuple[Node, int] | None:
         pending = list((tree.root.children or {}).values())
+        view = tree.view(())
         while pending:
             node = pending.pop()
             if tree.audiences.is_dead(node) or node.readers.is_throwaway:
                 continue
-            for index, content in enumerate(self._contents(tree, node, root)):
+            contents = self._contents(tree, node, root) if view.is_open(node) else []
+            for index, content in enumerate(contents):
                 if self.key_of(node.readers.audience, content) == key:
                     return node, index
             pending.extend((node.children or {}).values())

@@ -25,6 +25,7 @@ from prefold.cache.frontier_key import FrontierKey
 from prefold.errors import InvalidInputError, LeaseReleasedError
 from prefold.identity.domain import Audience
 from prefold.tree.node import Node
+from prefold.tree.path import path_ids
 from prefold.tree.prefix_tree import PrefixTree
 
 
@@ -37,6 +38,7 @@ class Lease:
         num_hit_tokens: Tokens whose KV was there at ``acquire``: whole blocks, and what
             the pending copy brings. Falls if that copy is dropped.
         copy_source: The pinned node whose block is to be copied from.
+        started_at: When it, or what it was forked from, was acquired.
         throwaway: Where it publishes if it must not publish to anybody.
         is_doomed: Whether what it holds was invalidated while it runs.
         frontier_key: Where its frontier is filed.
@@ -54,6 +56,7 @@ class Lease:
         "num_copy_tokens",
         "num_matched_tokens",
         "num_published",
+        "started_at",
         "table",
         "throwaway",
         "tokens",
@@ -68,14 +71,16 @@ class Lease:
         access: Access,
         tokens: TokenIds,
         miss: MissReason,
+        started_at: float,
     ) -> None:
         self.tree = tree
         self.audiences = audiences
         self.access = access
         self.tokens = tokens
         self.miss = miss
+        self.started_at = started_at
         self.node: Node = tree.root
-        self.table = BlockTable(tree.path_ids(tree.root, below=tree.root))
+        self.table = BlockTable(path_ids(tree.root, below=tree.root))
         self.num_published = 0
         self.num_matched_tokens = 0
         self.copy_source: Node | None = None

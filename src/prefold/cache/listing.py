@@ -49,11 +49,13 @@ class ListedRun:
         is_partial: Whether its one block is filled in part only.
         domain: Path of the domain that its readers belong to.
         is_salted: Whether a salt narrows that domain.
-        num_leases: Running sequences, and copies under way, that use it.
+        num_leases: Running sequences, copies under way and pinned approvals that use it.
         num_hits: Requests that began by matching it.
         idle_s: Since a lease last came or went.
         num_children: Runs that continue it, listed or not.
         token_ids: Its tokens, a copy.
+        num_approvals: Approvals that let its readers read it. Without one, a run of an
+            approved kind is only passed through.
     """
 
     parent: int | None
@@ -71,6 +73,7 @@ class ListedRun:
     idle_s: float
     num_children: int
     token_ids: TokenIds = field(repr=False)
+    num_approvals: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,4 +140,5 @@ def _listed(
         idle_s=max(now - node.last_used_at, 0.0),
         num_children=num_children,
         token_ids=node.tokens.copy(),
+        num_approvals=sum(mark.is_live(now) for mark in node.marks),
     )

@@ -13,12 +13,13 @@ never stand side by side.
 from __future__ import annotations
 
 from prefold.blocks.pool import BlockPool, BlockState
-from prefold.blocks.table import BlockIds, BlockTable
-from prefold.cache.lease import Lease
+from prefold.blocks.table import BlockCopy, BlockId, BlockIds, BlockTable
+from prefold.cache.lease import Fork, Lease
 from prefold.cache.survey import Survey
 from prefold.identity.domain import Audience, AudienceKind
-from prefold.tree.node import Node, Readers
-from prefold.tree.walk import Endpoint, longest_paths
+from prefold.tree.node import Node
+from prefold.tree.path import count_hit, path_ids
+from prefold.tree.walk import Endpoint, View, longest_paths
 
 
 class LeasePaths:
@@ -56,21 +57,21 @@ class LeasePaths:
             lease.copy_source = source
             lease.num_copy_tokens = found.num_copy_tokens
         tree.pin(node)
-        tree.count_hit(node)
+        count_hit(node)
         lease.node = node
         lease.num_published = end.position
         lease.num_matched_tokens = found.num_matched_tokens
-        lease.table = BlockTable(tree.path_ids(node, below=tree.root))
+        lease.table = BlockTable(path_ids(node, below=tree.root))
 
     def walk(self, lease: Lease, limit: int) -> Endpoint:
         """Return how far ``lease.tokens`` can be followed from where the lease ends."""
         tree, node = lease.tree, lease.node
-        readable = self._readable(lease)
-        rank = readable.index(node.readers) if node.readers in readable else 0
+        view = self._view(lease)
+        rank = view.readable.index(node.readers) if node.readers in view.readable else 0
         start = Endpoint(node, node.num_blocks, rank, lease.num_published)
-        return longest_paths(start, lease.tokens, limit, readable, tree.block_size)[0]
+        return longest_paths(start, lease.tokens, limit, view, tree.block_size)[0]
 
-    def _readable(self, lease: Lease) -> list[Readers]:
+    def _view(self, lease: Lease) -> View:
         audiences: list[Audience] = []
         if lease.access.read and not lease.is_doomed:
             audiences.extend(lease.audiences)
@@ -78,7 +79,7 @@ class LeasePaths:
             audiences.append(lease.own_audience)
         if lease.throwaway is not None:
             audiences.append(lease.throwaway)
-        return lease.tree.audiences.readable(audiences)
+        return lease.tree.view(audiences, is_approving=lease.access.approves)
 
     def publish(self, lease: Lease, full: int) -> None:
         """Adopt what is there of the first ``full`` blocks, and publish the rest."""
@@ -100,7 +101,7 @@ class LeasePaths:
         """Let the lease end at ``end``, below where it ends now, and adopt the blocks."""
         tree, left = lease.tree, lease.node
         node = tree.settle(end)
-        adopted = tree.path_ids(node, below=left)
+        adopted = path_ids(node, below=left)
         replaced = lease.table.replace(lease.num_published, adopted)
         self._pool.free(replaced, BlockState.PRIVATE)
         tree.pin(node, below=left)
@@ -108,16 +109,32 @@ class LeasePaths:
         lease.num_published = end.position
         tree.merge(left)
 
-    def branch(self, fork: Lease, lease: Lease, tail: BlockIds) -> None:
-        """Let ``fork`` end where ``lease`` does, with ``tail`` as its only own block."""
+    def branch(self, lease: Lease, target: BlockIds, num_tail: int) -> Fork:
+        """Return a fork that ends where ``lease`` does, with ``target`` as its own block.
+
+        The last ``num_tail`` tokens, which fill no block, are to be copied there.
+        """
+        fork = Lease(
+            tree=lease.tree,
+            audiences=lease.audiences,
+            access=lease.access,
+            tokens=lease.tokens,
+            miss=lease.miss,
+            started_at=lease.started_at,
+        )
         fork.node = lease.node
         fork.throwaway = lease.throwaway
         fork.is_doomed = lease.is_doomed
         fork.num_published = lease.num_published
         fork.num_matched_tokens = lease.num_published_tokens
         fork.table = BlockTable(lease.block_ids[: lease.num_published].copy())
-        fork.table.append(tail)
+        fork.table.append(target)
         fork.tree.pin(fork.node)
+        if not num_tail:
+            return Fork(lease=fork, copy=None)
+        source = BlockId(int(lease.block_ids[lease.num_published]))
+        copy = BlockCopy(source=source, target=BlockId(int(target[0])), num_tokens=num_tail)
+        return Fork(lease=fork, copy=copy)
 
     def end(self, lease: Lease, computed: int) -> None:
         """Publish the partial tail, give the private blocks back, and leave the tree."""
@@ -134,12 +151,14 @@ class LeasePaths:
     def _publish_tail(self, lease: Lease, computed: int) -> int:
         tree, begin = lease.tree, lease.num_published
         tail = lease.tokens[begin * tree.block_size : computed]
-        if len(tail) == 0 or lease.throwaway is not None:
+        # Whole blocks are approved, so what fills none could never be read.
+        is_kept = lease.throwaway is None and not lease.access.approves
+        if len(tail) == 0 or not is_kept:
             return 0
         own = tree.audiences.of(lease.own_audience)
-        readable = [readers for readers in self._readable(lease) if readers is not own]
+        view = self._view(lease)
         published = tree.publish_partial(
-            lease.node, [*readable, own], tail, lease.block_ids[begin : begin + 1]
+            lease.node, view, tail, lease.block_ids[begin : begin + 1]
         )
         tree.audiences.forget_if_empty(own)
         return int(published)

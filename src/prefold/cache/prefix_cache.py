@@ -22,35 +22,38 @@ import numpy.typing as npt
 
 from prefold.blocks.pool import BlockCounts, BlockPool
 from prefold.blocks.table import (
-    BlockCopy,
     BlockId,
-    BlockIds,
     TokenIds,
     check_tokens,
     num_blocks_for,
 )
 from prefold.cache.access import READ_WRITE, Access
-from prefold.cache.accounting import CacheSnapshot
+from prefold.cache.accounting import CacheSnapshot, take_snapshot
+from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
+from prefold.cache.approved import ApprovedPrefixes
 from prefold.cache.frontier import Frontiers
-from prefold.cache.invalidation import invalidate
+from prefold.cache.invalidation import Invalidation
 from prefold.cache.invariants import check_cache
 from prefold.cache.keys import KeyIndex
 from prefold.cache.lease import Fork, Lease
 from prefold.cache.listing import CacheListing, ListingBounds
 from prefold.cache.paths import LeasePaths
 from prefold.cache.room import Room
-from prefold.cache.selector import Receipt, Selector
+from prefold.cache.selector import ByApproved, Receipt, Selector
 from prefold.cache.survey import FoundBlocks, Lookup, found_blocks, survey
 from prefold.cache.trees import Trees
 from prefold.errors import ConfigError, InvalidInputError, StateError
-from prefold.identity.block_key import BlockKey, extend_content, root_content
-from prefold.identity.domain import Domain, readable_audiences
+from prefold.identity.block_key import BlockKey
+from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret
 
 
 class PrefixCache:
     """A pool of blocks and what is cached in it. One thread.
+
+    Attributes:
+        approved: The approvals that hold, and what they pin.
 
     Invariants: see ``prefold.cache.invariants``, which ``check_invariants`` runs.
     """
@@ -88,7 +91,10 @@ class PrefixCache:
         self._frontiers = Frontiers()
         self._keys = KeyIndex(master_secret or MasterSecret.generate())
         self._leases: set[Lease] = set()
-        self._num_invalidations = 0
+        self.approved = ApprovedPrefixes(num_blocks, self._trees, clock)
+        self._invalidation = Invalidation(
+            self._trees, self.approved, self._paths, self._frontiers, clock
+        )
 
     # -- a sequence's calls --------------------------------------------------------
 
@@ -114,22 +120,23 @@ class PrefixCache:
                 has a negative one; or the fingerprint has another block size.
         """
         check_tokens(tokens)
-        tree = self._trees.of(fingerprint)
-        audiences = readable_audiences(domain)
-        found = survey(tree, tree.audiences.readable(audiences), tokens, access, limit)
+        self.approved.expire_due()
+        self._trees.bury_too_old()
+        tree, audiences = self._trees.of(fingerprint), access.audiences(domain)
+        found = survey(tree, audiences, tokens, access, limit)
         lease = Lease(
             tree=tree,
             audiences=audiences,
             access=access,
             tokens=tokens,
             miss=self._trees.explain(fingerprint, audiences, tokens, found.miss),
+            started_at=found.at,
         )
         if not access.write:
             self._paths.throw_away(lease)
         self._paths.begin(lease, found)
         self._room.watch_copy(lease)
-        self._leases.add(lease)
-        self._frontiers.refile(lease)
+        self._enter(lease)
         return lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> None:
@@ -145,6 +152,7 @@ class PrefixCache:
         lease.check_live()
         missing = num_blocks_for(num_tokens, self.block_size) - len(lease.table)
         if missing > 0:
+            self.approved.expire_due()
             lease.table.append(self._room.take(missing))
 
     def copied(self, lease: Lease) -> None:
@@ -243,7 +251,13 @@ class PrefixCache:
         self.commit(lease, tokens, computed)
         tail = computed % self.block_size
         targets = self._room.take(num_forks if tail else 0)
-        return [self._fork(lease, targets[i : i + 1], tail) for i in range(num_forks)]
+        forks = [
+            self._paths.branch(lease, targets[index : index + 1], tail)
+            for index in range(num_forks)
+        ]
+        for fork in forks:
+            self._enter(fork.lease)
+        return forks
 
     # -- questions -----------------------------------------------------------------
 
@@ -262,12 +276,13 @@ class PrefixCache:
             InvalidInputError: As ``acquire``.
         """
         check_tokens(tokens)
-        tree = self._trees.peek(fingerprint)
-        audiences = readable_audiences(domain)
-        found = survey(tree, tree.audiences.readable(audiences), tokens, access, limit)
+        tree, audiences = self._trees.peek(fingerprint), access.audiences(domain)
+        found = survey(tree, audiences, tokens, access, limit)
         frontier = None
         if access.read:
-            frontier = self._frontiers.find(found.ends, tokens, audiences, self.block_size)
+            frontier = self._frontiers.find(
+                found.ends, tokens, audiences[-1], self.block_size
+            )
         return Lookup(
             num_matched_tokens=found.num_matched_tokens,
             num_hit_tokens=found.num_matched_tokens + found.num_copy_tokens,
@@ -290,8 +305,7 @@ class PrefixCache:
         """
         check_tokens(tokens)
         tree = self._trees.peek(fingerprint)
-        readable = tree.audiences.readable(readable_audiences(domain))
-        return found_blocks(tree, survey(tree, readable, tokens, access))
+        return found_blocks(tree, survey(tree, access.audiences(domain), tokens, access))
 
     @property
     def generations(self) -> npt.NDArray[np.int64]:
@@ -300,6 +314,8 @@ class PrefixCache:
 
     def version(self, fingerprint: Fingerprint) -> int:
         """Return a number that changes whenever ``lookup`` could answer differently."""
+        # Time alone ends approvals, and must show here.
+        self.approved.expire_due()
         return self._trees.peek(fingerprint).version
 
     def block_keys(
@@ -307,9 +323,7 @@ class PrefixCache:
     ) -> list[BlockKey]:
         """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
         check_tokens(tokens)
-        audience = readable_audiences(domain)[-1]
-        contents = extend_content(root_content(fingerprint), tokens, self.block_size)
-        return [self._keys.key_of(audience, content) for content in contents]
+        return self._keys.keys_of(fingerprint, READ_WRITE.audiences(domain)[-1], tokens)
 
     def find(self, key: BlockKey) -> BlockId | None:
         """Return a live block with that key, or None; several may have it."""
@@ -326,42 +340,41 @@ class PrefixCache:
 
     def snapshot(self) -> CacheSnapshot:
         """Return the figures of this moment."""
-        trees = self._trees.all()
-        return CacheSnapshot(
-            blocks=self._pool.counts,
-            num_trees=len(trees),
-            num_nodes=sum(tree.num_nodes for tree in trees),
-            num_leases=len(self._leases),
-            num_evictions=self._room.num_evictions,
-            num_evicted_blocks=self._room.num_evicted_blocks,
-        )
+        return take_snapshot(self._pool, self._trees, self._room, len(self._leases))
 
     def listing(self, bounds: ListingBounds) -> CacheListing:
         """Return what is cached, as far as the bounds go. Changes nothing."""
         return self._trees.listing(bounds)
 
-    # -- invalidation --------------------------------------------------------------
+    # -- approval and invalidation -------------------------------------------------
+
+    def approve(
+        self, lease: Lease, num_tokens: int, terms: ApprovalTerms, *, num_kept: int = 0
+    ) -> Approval:
+        """Let all readers of a lease's domain share what the lease has committed.
+
+        Call it before the release of a lease that was acquired ``APPROVING``. Whatever
+        else that has committed is freed with it. ``ApprovedPrefixes.approve`` says what is
+        approved and what is raised; ``num_kept`` blocks are left unpinned.
+        """
+        return self.approved.approve(lease, num_tokens, terms, num_kept)
+
+    def withdraw(self, approval_id: ApprovalId) -> Receipt:
+        """End an approval: ``invalidate(ByApproved(...))``. Requests that use it go on."""
+        return self.invalidate(ByApproved(approval_id=approval_id))
 
     def invalidate(self, selector: Selector) -> Receipt:
         """Make everything the selector covers unfindable, at once.
 
         Requests admitted before finish on the blocks they hold and publish nothing
-        that anybody could find. Blocks come free as they are needed. O(audiences and
-        running leases), not blocks.
+        that anybody could find. Approvals and pins of what is covered end. Blocks come
+        free as they are needed. O(audiences, approvals and running leases), not blocks;
+        by prefix, O(nodes that begin with it).
+
+        Raises:
+            InvalidInputError: A prefix is shorter than a block; nothing was changed.
         """
-        self._num_invalidations += 1
-        loss = invalidate(selector, self._trees)
-        for lease in self._leases:
-            if loss.covers(lease):
-                self._paths.throw_away(lease)
-                lease.is_doomed = True
-                self._frontiers.remove(lease)
-        return Receipt(
-            num_blocks=loss.num_blocks,
-            num_leased_blocks=loss.num_leased_blocks,
-            is_upper_bound=loss.is_upper_bound,
-            num_invalidations=self._num_invalidations,
-        )
+        return self._invalidation.carry_out(selector, self._leases)
 
     # -- checks --------------------------------------------------------------------
 
@@ -377,23 +390,9 @@ class PrefixCache:
             leases=self._leases,
             room=self._room,
             frontiers=self._frontiers,
+            approved=self.approved,
         )
 
-    def _fork(self, lease: Lease, target: BlockIds, tail: int) -> Fork:
-        fork = Lease(
-            tree=lease.tree,
-            audiences=lease.audiences,
-            access=lease.access,
-            tokens=lease.tokens,
-            miss=lease.miss,
-        )
-        copy = None
-        if tail:
-            source = int(lease.block_ids[lease.num_published])
-            copy = BlockCopy(
-                source=BlockId(source), target=BlockId(int(target[0])), num_tokens=tail
-            )
-        self._paths.branch(fork, lease, target)
-        self._leases.add(fork)
-        self._frontiers.refile(fork)
-        return Fork(lease=fork, copy=copy)
+    def _enter(self, lease: Lease) -> None:
+        self._leases.add(lease)
+        self._frontiers.refile(lease)

@@ -53,6 +53,8 @@ class Room:
         if num_blocks > available:
             raise OutOfBlocksError(num_blocks, available)
         missing = num_blocks - self._pool.num_free
+        if missing > 0:
+            self._trees.bury_too_old()
         for tree in self._trees.all():
             if missing > 0 and tree.dead:
                 missing -= tree.sweep(missing)

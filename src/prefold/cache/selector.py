@@ -2,42 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 
 from prefold.blocks.table import TokenIds
+from prefold.cache.approval import ApprovalId, is_seconds
+from prefold.errors import InvalidInputError
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
+
+#: What ``ByField`` can name.
+FIELD_NAMES = tuple(each.name for each in fields(Fingerprint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Everything:
-    """All cached KV."""
+    """All cached KV, and all approvals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByFingerprint:
-    """All that was computed under one fingerprint."""
+    """All that was computed under one fingerprint, and what was approved of it."""
 
     fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByField:
+    """All under any fingerprint that has this value in this field.
+
+    Attributes:
+        name: Such as ``weights``, ``tokenizer``, ``chat_template``, ``adapter`` or
+            ``position_config``.
+        value: As in ``Fingerprint``: a digest in bytes, a number, or None.
+
+    Raises:
+        InvalidInputError: There is no such field; the message names the nearest.
+    """
+
+    name: str
+    value: str | bytes | int | None = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.name in FIELD_NAMES:
+            return
+        near = get_close_matches(str(self.name), FIELD_NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FIELD_NAMES)}"
+        raise InvalidInputError(f"a fingerprint has no field {self.name!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByDomain:
-    """All that one domain wrote for itself, under every fingerprint."""
+    """What a domain wrote for itself, what is approved for it, and what hangs below that.
+
+    Under every fingerprint. Tokens that a domain outside copied into a block of its own,
+    as it was allowed to, belong to that domain.
+
+    Attributes:
+        below: Whether the same goes for all domains below it, salted ones included. This
+            revokes a domain, once its requests and keys are stopped.
+    """
 
     domain: Domain
+    below: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByApproved:
+    """One approval. Its blocks are matched no more, unless another approval has them.
+
+    What readers computed after it stays theirs: a withdrawn run is transparent, and
+    nothing about the KV is wrong. Where it is, invalidate by prefix.
+    """
+
+    approval_id: ApprovalId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByPrefix:
-    """What a domain wrote for itself that begins with all whole blocks of ``tokens``."""
+    """What begins with all whole blocks of ``tokens``.
+
+    Attributes:
+        domain: Whose: what it wrote for itself, and what is approved for it. None for
+            everybody's.
+    """
 
     fingerprint: Fingerprint
-    domain: Domain
+    domain: Domain | None
     tokens: TokenIds = field(repr=False)
 
 
-Selector = Everything | ByFingerprint | ByDomain | ByPrefix
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByAge:
+    """What is older than ``older_than_s`` seconds, and what was computed after it.
+
+    Runs are as old as their oldest block, so some that is younger goes with it.
+
+    Raises:
+        InvalidInputError: The age is not a finite number of at least 0.
+    """
+
+    older_than_s: float
+
+    def __post_init__(self) -> None:
+        age = self.older_than_s
+        if not is_seconds(age) or age < 0:
+            raise InvalidInputError(
+                f"older_than_s must be a number of seconds of at least 0, got {age!r}"
+            )
+
+
+Selector = Everything | ByFingerprint | ByField | ByDomain | ByApproved | ByPrefix | ByAge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +120,16 @@ class Receipt:
     """What an invalidation did. It holds from the moment the call returned.
 
     Attributes:
-        num_blocks: Published blocks that are not found any more.
+        num_blocks: Published blocks that are not matched any more.
         num_leased_blocks: Of those, the ones that running requests still use.
         is_upper_bound: Whether the numbers are "at most", because part of a subtree
-            had been dropped before and is not swept yet.
-        num_invalidations: How many there have been, this one included.
+            had been dropped before and is not swept yet, or there was too much to count.
+        num_approvals: Approvals that ended with it.
+        num_invalidations: How many there have been, this one included: the epoch.
     """
 
     num_blocks: int
     num_leased_blocks: int
     is_upper_bound: bool
+    num_approvals: int
     num_invalidations: int

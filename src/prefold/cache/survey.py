@@ -11,16 +11,25 @@ from prefold.blocks.table import BlockIds, TokenIds
 from prefold.cache.access import Access
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
-from prefold.identity.domain import AudienceKind
-from prefold.tree.node import LossCause, Readers, Tombstone
+from prefold.identity.domain import Audience, AudienceKind
+from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.path import path_ids
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import (
     MIN_COPY_TOKENS,
     Agreement,
     Endpoint,
+    View,
     best_agreement,
     longest_paths,
 )
+
+_KINDS = {
+    LossCause.EVICTED: MissKind.EVICTED,
+    LossCause.INVALIDATED: MissKind.INVALIDATED,
+    LossCause.WITHDRAWN: MissKind.WITHDRAWN,
+    LossCause.EXPIRED: MissKind.EXPIRED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +50,18 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The ends of the longest readable paths, widest first, and what lies beyond."""
+    """The ends of the longest readable paths, widest first, and what lies beyond.
+
+    Attributes:
+        at: When it was made, on the cache's clock.
+    """
 
     ends: Sequence[Endpoint]
     agreement: Agreement | None
     num_matched_tokens: int
     num_copy_tokens: int
     miss: MissReason
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +79,20 @@ class FoundBlocks:
 
 def survey(
     tree: PrefixTree,
-    readable: Sequence[Readers],
+    audiences: Sequence[Audience],
     tokens: TokenIds,
     access: Access,
     limit: int | None = None,
 ) -> Survey:
     """Walk the tree for ``tokens``, never matching the last one, or beyond ``limit``."""
+    view = tree.view(audiences, is_approving=access.approves)
     if limit is not None and limit < len(tokens) - 1:
-        found = _survey(tree, readable, tokens[: limit + 1], access)
+        found = _survey(tree, view, tokens[: limit + 1], access)
         if found.miss.kind is not MissKind.COMPLETE:
             return found
         reason = MissReason(kind=MissKind.NO_LOGPROBS, at_token=limit)
         return replace(found, miss=reason)
-    return _survey(tree, readable, tokens, access)
+    return _survey(tree, view, tokens, access)
 
 
 def found_blocks(tree: PrefixTree, found: Survey) -> FoundBlocks:
@@ -97,42 +112,40 @@ def found_blocks(tree: PrefixTree, found: Survey) -> FoundBlocks:
 
 
 def _path_ids(tree: PrefixTree, end: Endpoint) -> BlockIds:
-    ids = tree.path_ids(end.node, below=tree.root)
+    ids = path_ids(end.node, below=tree.root)
     return ids[: len(ids) - end.node.num_blocks + end.num_blocks]
 
 
-def _survey(
-    tree: PrefixTree, readable: Sequence[Readers], tokens: TokenIds, access: Access
-) -> Survey:
+def _survey(tree: PrefixTree, view: View, tokens: TokenIds, access: Access) -> Survey:
     size = tree.block_size
     start = Endpoint(tree.root, 0, 0, 0)
     if not access.read:
-        return Survey([start], None, 0, 0, MissReason(kind=MissKind.READ_OFF, at_token=0))
-    ends = longest_paths(start, tokens, (len(tokens) - 1) // size, readable, size)
+        read_off = MissReason(kind=MissKind.READ_OFF, at_token=0)
+        return Survey([start], None, 0, 0, read_off, view.now)
+    ends = longest_paths(start, tokens, (len(tokens) - 1) // size, view, size)
     matched = ends[0].position * size
-    agreement = best_agreement(ends, tokens, readable, size)
+    agreement = best_agreement(ends, tokens, view, size)
     agreed = agreement.num_tokens if agreement is not None else 0
     usable = min(agreed, len(tokens) - 1 - matched)
     copied = usable if usable >= MIN_COPY_TOKENS else 0
-    miss = _reason(ends, tokens, readable, size, agreed)
-    return Survey(ends, agreement, matched, copied, miss)
+    miss = _reason(ends, tokens, view, size, agreed)
+    return Survey(ends, agreement, matched, copied, miss, view.now)
 
 
 def _reason(
     ends: Sequence[Endpoint],
     tokens: TokenIds,
-    readable: Sequence[Readers],
+    view: View,
     size: int,
     agreed: int,
 ) -> MissReason:
     matched = ends[0].position * size
     if matched + agreed >= len(tokens) - 1:
         return MissReason(kind=MissKind.COMPLETE, at_token=len(tokens) - 1)
-    tombstone = _tombstone(ends, tokens, readable, size)
+    tombstone = _tombstone(ends, tokens, view, size)
     if tombstone is not None:
-        is_evicted = tombstone.cause is LossCause.EVICTED
         return MissReason(
-            kind=MissKind.EVICTED if is_evicted else MissKind.INVALIDATED,
+            kind=_KINDS[tombstone.cause],
             at_token=matched + agreed,
             lost_at=tombstone.at,
             policy=tombstone.policy,
@@ -146,18 +159,31 @@ def _reason(
 
 
 def _tombstone(
-    ends: Sequence[Endpoint], tokens: TokenIds, readable: Sequence[Readers], size: int
+    ends: Sequence[Endpoint], tokens: TokenIds, view: View, size: int
 ) -> Tombstone | None:
     for end in ends:
         begin = end.position * size
-        if end.node.tombstones is None or not end.is_node_end or len(tokens) < begin + size:
+        if not end.is_node_end or len(tokens) < begin + size:
             continue
         lost = tokens[begin : begin + size].tobytes()
-        for readers in readable:
-            tombstone = end.node.tombstones.get((readers, lost))
+        for rank, readers in enumerate(view.readable):
+            tombstone = (end.node.tombstones or {}).get((readers, lost))
             if tombstone is not None:
                 return tombstone
+            child = view.child(end.node, rank, lost)
+            if child is not None and child.marks and not view.is_open(child):
+                return _expired(child)
     return None
+
+
+def _expired(node: Node) -> Tombstone:
+    """Return what will hang there once the cache has noted that the time is over."""
+    return Tombstone(
+        at=max(mark.expires_at for mark in node.marks),
+        cause=LossCause.EXPIRED,
+        policy=None,
+        num_blocks=node.num_blocks,
+    )
 
 
 def _goes_on(end: Endpoint) -> bool:

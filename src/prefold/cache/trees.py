@@ -13,6 +13,7 @@ from prefold.errors import ConfigError
 from prefold.identity.block_key import ContentKey, root_content
 from prefold.identity.domain import Audience
 from prefold.identity.fingerprint import Fingerprint
+from prefold.tree.invalidation import bury_too_old
 from prefold.tree.node import Readers
 from prefold.tree.prefix_tree import PrefixTree
 
@@ -71,6 +72,21 @@ class Trees:
     def all(self) -> list[PrefixTree]:
         return self._in_order
 
+    def fingerprint_of(self, tree: PrefixTree) -> Fingerprint:
+        """Return what a tree of this cache is for. O(trees)."""
+        [its] = (fp for fp, each in self._by_fingerprint.items() if each is tree)
+        return its
+
+    def where(self, is_meant: Callable[[Fingerprint], bool]) -> list[PrefixTree]:
+        """Return the trees of the fingerprints that are meant."""
+        return [tree for fp, tree in self._by_fingerprint.items() if is_meant(fp)]
+
+    def bury_too_old(self) -> None:
+        """Go on unlinking what an age cut-off made dead, some nodes of each tree."""
+        for tree in self._in_order:
+            if tree.age_cursor:
+                bury_too_old(tree)
+
     def holding(self, readers: Readers) -> PrefixTree:
         """Return the tree whose audience ``readers`` is."""
         return self._in_order[readers.tree_id]
@@ -95,10 +111,13 @@ class Trees:
             return miss
         first = tokens[: self._block_size].tobytes()
         for other, tree in self._by_fingerprint.items():
-            children = tree.root.children
-            if other == fingerprint or not children:
+            if other == fingerprint or not tree.root.children:
                 continue
-            if any((r, first) in children for r in tree.audiences.readable(audiences)):
+            view = tree.view(audiences)
+            children = (
+                view.child(tree.root, rank, first) for rank in range(len(view.readable))
+            )
+            if any(child is not None and view.is_open(child) for child in children):
                 return replace(
                     miss,
                     kind=MissKind.OTHER_FINGERPRINT,

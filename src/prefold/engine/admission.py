@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prefold.blocks.table import num_blocks_for
-from prefold.cache import Lease, Lookup, PrefixCache
+from prefold.blocks.table import TokenIds, num_blocks_for
+from prefold.cache import ApprovalTerms, Lease, Lookup, PrefixCache
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
+from prefold.engine.parts import EngineParts
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.waiting import STALLED_STEPS, find_wait
-from prefold.errors import CapacityError, OutOfBlocksError, QueueFullError, RequestError
+from prefold.errors import (
+    CapacityError,
+    InvalidInputError,
+    OutOfBlocksError,
+    QueueFullError,
+    RequestError,
+)
+from prefold.identity.domain import Domain
 
 
 def capacity_blocks(cache: PrefixCache) -> int:
     """Return how many blocks one request can have at most, when it is alone."""
-    return cache.num_blocks
+    cache.approved.expire_due()
+    return cache.num_blocks - cache.approved.num_pinned_blocks
 
 
 def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -30,12 +39,28 @@ def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) 
     num_needed = num_prompt_tokens + max_tokens + 1
     num_blocks = capacity_blocks(cache)
     if num_blocks_for(num_needed, size) > num_blocks:
+        num_pinned = cache.approved.num_pinned_blocks
+        pinned = f" beside {num_pinned} that are pinned" if num_pinned else ""
         raise RequestError(
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, "
             f"but the cache memory holds {num_blocks * size} tokens ({num_blocks} blocks "
-            f"of {size}), one of them spare; shorten the prompt, lower max_tokens, or "
-            "raise cache_memory (or cache_blocks)"
+            f"of {size}{pinned}), one of them spare; shorten the prompt, lower max_tokens, "
+            "or raise cache_memory (or cache_blocks)"
         )
+
+
+def check_approval(
+    parts: EngineParts, domain: Domain, token_ids: TokenIds, terms: ApprovalTerms
+) -> None:
+    """Refuse a prompt that could not be approved once it is computed.
+
+    Raises:
+        RequestError: Less than a block, or in conflict with an approval that holds.
+    """
+    try:
+        parts.cache.approved.check(parts.fingerprint, domain, token_ids, terms)
+    except InvalidInputError as error:
+        raise RequestError(str(error)) from error
 
 
 def check_queue(num_queued: int, num_new: int, config: SchedulerConfig) -> None:
@@ -63,6 +88,14 @@ def check_running(num_running: int, num_forks: int, config: SchedulerConfig) -> 
             f"{num_forks} forks and {num_running} running sequences are more than "
             f"{config.max_running} (max_running); try again when others have ended"
         )
+
+
+def no_room_for_forks(num_forks: int, error: OutOfBlocksError) -> CapacityError:
+    """Return what to raise where the pool has no blocks for forks."""
+    return CapacityError(
+        f"{num_forks} forks need {error.num_needed} blocks of cache memory, of which "
+        f"{error.num_available} are free; try again when other requests have ended"
+    )
 
 
 class Admission:

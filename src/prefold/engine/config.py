@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from prefold.cache import READ_WRITE, Access
+from prefold.cache import READ_WRITE, Access, ApprovalTerms
 from prefold.errors import ConfigError, RequestError
 from prefold.identity.domain import Domain
 
@@ -83,15 +83,20 @@ class RequestOptions:
         access: Whether it reads the cache, and whether it leaves anything behind.
         tenant: Who it counts for: tenants take turns.
         priority: When blocks run out, lower ones give way first.
+        approval: Under which terms its prompt is to be approved for ``domain`` once it is
+            computed. Such a request has no reply, and only what is approved for exactly
+            this domain spares it anything.
 
     Raises:
-        RequestError: A value has another type, or the tenant's name is empty or too long.
+        RequestError: A value has another type, the tenant's name is empty or too long, or
+            a request that approves has a salted domain or an ``access`` of its own.
     """
 
     domain: Domain = Domain("local")  # noqa: RUF009 -- frozen
     access: Access = READ_WRITE
     tenant: str = "default"
     priority: int = 0
+    approval: ApprovalTerms | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.domain, Domain):
@@ -100,6 +105,7 @@ class RequestOptions:
             raise RequestError("access must be an Access, such as READ_WRITE or NO_CACHE")
         _check_tenant(self.tenant)
         _check_priority(self.priority)
+        _check_approval(self)
 
 
 _UNITS = {
@@ -141,6 +147,22 @@ def parse_memory(value: object) -> int:
     if num_bytes < 1:
         raise ConfigError(f"a memory size must be at least 1 byte, got {value!r}")
     return num_bytes
+
+
+def _check_approval(options: RequestOptions) -> None:
+    terms: object = options.approval
+    if terms is None:
+        if options.access.approves:
+            raise RequestError("a request approves under terms: set approval, not access")
+        return
+    if not isinstance(terms, ApprovalTerms):
+        raise RequestError("approval must be ApprovalTerms, or None")
+    if options.domain.salt is not None:
+        raise RequestError(
+            f"nothing can be approved for {options.domain!r}; leave the salt out"
+        )
+    if options.access != READ_WRITE:
+        raise RequestError("a request that approves reads and writes; leave access out")
 
 
 def _check_tenant(value: object) -> None:

@@ -12,20 +12,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import Lookup
+from prefold.cache import (
+    Approval,
+    ApprovalId,
+    ApprovalTerms,
+    ByApproved,
+    Lookup,
+    Receipt,
+    Selector,
+)
 from prefold.engine import arguments
-from prefold.engine.admission import check_capacity, check_queue, check_running
+from prefold.engine.admission import (
+    check_approval,
+    check_queue,
+    check_running,
+    no_room_for_forks,
+)
 from prefold.engine.assembly import ModelSettings, assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
-from prefold.engine.intake import Intake, request_id_of
+from prefold.engine.intake import Intake
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
-from prefold.engine.prompt import Prompt, encode_prompt
+from prefold.engine.prompt import Prompt
 from prefold.engine.request import (
     FinishReason,
     RequestId,
@@ -36,6 +50,7 @@ from prefold.engine.scheduler import Scheduler
 from prefold.engine.sequence import SequenceState
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
+from prefold.engine.together import Together
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
@@ -43,6 +58,7 @@ from prefold.errors import (
     OutOfBlocksError,
     RequestError,
 )
+from prefold.identity.domain import Domain
 
 _PLAIN_OPTIONS = RequestOptions()
 _GREEDY = SamplingParams()
@@ -78,7 +94,7 @@ class Engine:
         )
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
-        self._num_arrivals = 0
+        self._together = Together(self._stepper, self.step)
         self._is_closed = False
 
     @classmethod
@@ -134,7 +150,7 @@ class Engine:
             QueueFullError: Too many are waiting already.
             EngineStoppedError: The engine was closed.
         """
-        return self._submit(self._encode(prompt), params, options, has_reply=True)
+        return self._submit(self._intake.read(prompt), params, options, has_reply=True)
 
     def check(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> None:
         """Refuse what could never be served, and change nothing.
@@ -143,12 +159,10 @@ class Engine:
             RequestError: The message says what to change.
         """
         arguments.check_types(params, _PLAIN_OPTIONS)
-        self._check_fits(self._encode(prompt), params)
+        self._intake.fit(self._intake.read(prompt), params)
 
     def abort(self, request_id: RequestId) -> bool:
-        """End a request now; return whether it was still open.
-
-        Its output is among those of the next ``step``.
+        """End a request now, for the next ``step`` to return; say if it was open.
 
         Raises:
             RequestError: That can be no request's id.
@@ -180,18 +194,11 @@ class Engine:
             check_running(len(scheduler.running), num_forks, config)
         else:
             check_queue(len(scheduler.queue), num_forks, config)
-        twins = []
-        for _ in range(num_forks):
-            arrival = self._next_arrival()
-            twins.append(parent.branch(request_id_of(arrival), arrival))
+        twins = [self._intake.branch(parent) for _ in range(num_forks)]
         try:
             scheduler.branch(parent, twins, self.parts.runner.copy_blocks)
         except OutOfBlocksError as error:
-            raise CapacityError(
-                f"{num_forks} forks need {error.num_needed} blocks of cache memory, of "
-                f"which {error.num_available} are free; try again when other requests "
-                "have ended"
-            ) from error
+            raise no_room_for_forks(num_forks, error) from error
         now = self.parts.clock()
         forks = {t.request_id: reply.fork(t, i, now) for i, t in enumerate(twins)}
         self._replies.update(forks)
@@ -253,8 +260,7 @@ class Engine:
         """
         arguments.check_prompts("generate", prompts)
         each = arguments.params_of_each(params, len(prompts))
-        encoded = [self._encode(prompt) for prompt in prompts]
-        jobs = list(zip(encoded, each, strict=True))
+        jobs = list(zip(map(self._intake.read, prompts), each, strict=True))
         return self._run_together(jobs, options, has_reply=True)
 
     def warm(
@@ -270,7 +276,7 @@ class Engine:
             CapacityError: A prompt's computation failed.
         """
         arguments.check_prompts("warm", prompts)
-        encoded = [self._encode(prompt) for prompt in prompts]
+        encoded = [self._intake.read(prompt) for prompt in prompts]
         jobs = [(token_ids, _GREEDY) for token_ids in encoded]
         for output in self._run_together(jobs, options, has_reply=False):
             if output.error is not None:
@@ -289,9 +295,48 @@ class Engine:
         return self.cache.lookup(
             self.parts.fingerprint,
             options.domain,
-            self._encode(prompt),
+            self._intake.read(prompt),
             access=options.access,
         )
+
+    # -- sharing -------------------------------------------------------------------
+
+    def approve(
+        self,
+        prompt: Prompt,
+        *,
+        domain: Domain,
+        label: str,
+        pinned: bool = False,
+        ttl_s: float | None = None,
+    ) -> Approval:
+        """Compute a prompt and let all requests at and below ``domain`` share it.
+
+        Its whole blocks, that is. Who steps the engine sets ``RequestOptions.approval``.
+
+        Raises:
+            InvalidInputError: It can never be, or not beside an approval that holds.
+            CapacityError: Its computation failed, or too much would be pinned.
+        """
+        terms = ApprovalTerms(label=label, pinned=pinned, ttl_s=ttl_s)
+        options = RequestOptions(domain=domain, approval=terms)
+        job = (self._intake.read(prompt), _GREEDY)
+        [output] = self._run_together([job], options, has_reply=False)
+        if output.approval is None:
+            raise CapacityError(output.error or "it was aborted before it was computed")
+        return output.approval
+
+    def withdraw(self, approval_id: ApprovalId) -> Receipt:
+        """End an approval; see ``ByApproved``."""
+        return self.invalidate(ByApproved(approval_id=approval_id))
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """Return the approvals that hold, oldest first."""
+        return self.cache.approved.approvals()
+
+    def invalidate(self, selector: Selector) -> Receipt:
+        """Make what a selector covers unfindable; see ``PrefixCache.invalidate``."""
+        return self.cache.invalidate(selector)
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
@@ -312,16 +357,6 @@ class Engine:
 
     # -- inside --------------------------------------------------------------------
 
-    def _encode(self, prompt: Prompt) -> TokenIds:
-        return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
-
-    def _check_fits(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
-        """Refuse what the memory can never hold; return the tokens of the reply."""
-        room = self.config.limits.max_model_len - len(token_ids)
-        max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self.cache, len(token_ids), max_tokens)
-        return max_tokens
-
     def _submit(
         self,
         token_ids: TokenIds,
@@ -332,21 +367,17 @@ class Engine:
     ) -> RequestId:
         self._check_open()
         arguments.check_types(params, options)
-        max_tokens = self._check_fits(token_ids, params if has_reply else None)
+        if options.approval is not None:
+            has_reply = False
+            check_approval(self.parts, options.domain, token_ids, options.approval)
+        max_tokens = self._intake.fit(token_ids, params if has_reply else None)
         check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
-        arrival = self._next_arrival()
-        reply = self._intake.open(
-            arrival, token_ids, params, max_tokens=max_tokens, options=options
-        )
+        reply = self._intake.open(token_ids, params, max_tokens, options)
         request_id = reply.sequence.request_id
         with self._stepper.unbroken():
             self._scheduler.add(reply.sequence)
             self._replies[request_id] = reply
         return request_id
-
-    def _next_arrival(self) -> int:
-        self._num_arrivals += 1
-        return self._num_arrivals
 
     def _check_open(self) -> None:
         if self._stepper.is_broken:
@@ -361,40 +392,7 @@ class Engine:
         *,
         has_reply: bool,
     ) -> list[RequestOutput]:
-        """Run requests to their end; if anything interrupts that, none stays behind."""
-        request_ids: list[RequestId] = []
-        try:
-            for token_ids, params in jobs:
-                request_ids.append(
-                    self._submit(token_ids, params, options, has_reply=has_reply)
-                )
-            return self._wait_for(request_ids)
-        except BaseException:
-            self._drop(request_ids)
-            raise
-
-    def _wait_for(self, request_ids: list[RequestId]) -> list[RequestOutput]:
-        """Step until all of them have ended; outputs of others are kept for later."""
-        own: dict[RequestId, RequestOutput] = {}
-        others: list[RequestOutput] = []
-        waiting = set(request_ids)
-        try:
-            while waiting:
-                for output in self.step():
-                    is_own = output.request_id in waiting
-                    waiting.discard(output.request_id)
-                    if is_own:
-                        own[output.request_id] = output
-                    else:
-                        others.append(output)
-        finally:
-            self._outbox.put_back(others)
-        return [own[request_id] for request_id in request_ids]
-
-    def _drop(self, request_ids: list[RequestId]) -> None:
-        """Abort requests without handing out their outputs."""
-        if self._stepper.is_broken:
-            return
-        for request_id in request_ids:
-            self.abort(request_id)
-        self._outbox.drop(set(request_ids))
+        return self._together.run(
+            partial(self._submit, token_ids, params, options, has_reply=has_reply)
+            for token_ids, params in jobs
+        )

@@ -12,7 +12,7 @@ from typing import NewType
 
 import torch
 
-from prefold.cache import MissReason
+from prefold.cache import Approval, MissReason
 from prefold.engine.logprobs import TokenLogprob
 from prefold.errors import RequestError
 
@@ -153,6 +153,7 @@ class RequestOutput:
             end that lie wholly in what a stop text cut off.
         prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
             far as it was computed; ``None`` for the first, which nothing precedes.
+        approval: What was approved, where that was asked for and did not fail.
         error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
     """
 
@@ -170,6 +171,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = field(
         default=None, repr=False
     )
+    approval: Approval | None = None
     error: str | None = None
 
 

@@ -17,7 +17,7 @@ from enum import Enum, auto
 import numpy as np
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
-from prefold.cache import Access, Lease, Lookup, MissReason
+from prefold.cache import APPROVING, Access, Lease, Lookup, MissReason
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
 from prefold.engine.sidecar import PromptLogprobs
@@ -139,7 +139,12 @@ class Sequence:
 
     @property
     def access(self) -> Access:
-        return self.options.access
+        return self.options.access if self.options.approval is None else APPROVING
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens it must have room for at most: those it can come to have, and one."""
+        return len(self._buffer)
 
     @property
     def hit_limit(self) -> int | None:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from traceback import extract_tb
 
 import numpy as np
 import torch
 
+from prefold.blocks.table import num_blocks_for
+from prefold.cache import Approval
 from prefold.engine.counters import EngineCounters
 from prefold.engine.logprobs import LogprobRows, measure_rows
 from prefold.engine.observer import EngineObserver
@@ -120,16 +123,44 @@ class Stepper:
         self._observer.on_step(self._parts.clock() - started_at, num_tokens)
 
     def end(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
-        """End a request, whatever it is doing, and put its output into the outbox."""
+        """End a request, whatever it is doing, and put its output into the outbox.
+
+        One that approves does so now, if it was computed to the end: what it has
+        committed is still held.
+        """
         with self.unbroken():
+            approval: Approval | None = None
+            if reply.sequence.options.approval is not None and error is None:
+                try:
+                    approval = self._approve(reply, reason)
+                except PrefoldError as problem:
+                    reason, error = FinishReason.FAILED, str(problem)
             self._scheduler.end(reply.sequence)
             del self.replies[reply.sequence.request_id]
             if not _try_flush(reply) and error is None:
                 reason, error = FinishReason.FAILED, _NO_TEXT
             rest = reply.end_tokens()
             output = reply.output(reason, self._parts.clock(), error)
+            if approval is not None:
+                output = replace(output, approval=approval)
             self.outbox.add(output, rest)
             self._observer.on_finished(output, reply.sequence.options)
+
+    def _approve(self, reply: Reply, reason: FinishReason) -> Approval | None:
+        sequence = reply.sequence
+        terms = sequence.options.approval
+        if terms is None or reason is not FinishReason.LENGTH:
+            return None
+        cache = self._parts.cache
+        # A pin must leave every open request what it was promised at its submission.
+        others = (it.sequence for it in self.replies.values() if it is not reply)
+        num_kept = max((other.max_num_tokens for other in others), default=0)
+        return cache.approve(
+            sequence.held_lease,
+            sequence.num_prompt_tokens,
+            terms,
+            num_kept=num_blocks_for(num_kept, cache.block_size),
+        )
 
     def _reply(self, advance: Advance) -> Reply:
         return self.replies[advance.sequence.request_id]

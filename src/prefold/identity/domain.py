@@ -7,6 +7,9 @@ audience is a group of readers, and each piece of cached KV belongs to exactly o
                         approved(acme)
                         approved(acme/search)
                         own(acme/search)        the only one it writes
+
+A request that *approves* reads and writes ``approved(its domain)`` alone: what one
+approval computed never rests on what another one may withdraw.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class Domain:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str):
+            raise InvalidInputError("a domain path must be a string")
         if len(self.path) > MAX_PATH_LENGTH:
             raise InvalidInputError(
                 f"a domain path has at most {MAX_PATH_LENGTH} characters, "
@@ -72,6 +77,43 @@ class Domain:
         if self.salt is not None:
             paths.append(self.path)
         return tuple(Domain(path) for path in paths if path != PUBLIC.path)
+
+    def is_within(self, other: Domain) -> bool:
+        """Whether this is ``other`` or lies below it; all domains lie below ``PUBLIC``.
+
+        Nothing lies below a salted domain but itself.
+        """
+        if other.salt is not None:
+            return self == other
+        is_all = other.path in {PUBLIC.path, self.path}
+        return is_all or self.path.startswith(f"{other.path}/")
+
+    def narrowed_to(self, path: str | None = None, salt: bytes | None = None) -> Domain:
+        """Return the domain at or below this one that a request asked for.
+
+        Args:
+            path: A whole path, not a relative one; None for this domain's.
+            salt: Narrows it further to those who know it.
+
+        Raises:
+            InvalidInputError: It is outside this domain, or no domain at all. Below a
+                salted domain there is nothing to narrow to.
+        """
+        asked = Domain(self.path if path is None else path, salt)
+        if self.salt is not None:
+            if (path is None and salt is None) or asked == self:
+                return self
+            raise InvalidInputError(
+                f"a salted domain cannot be narrowed further; leave path and salt out to "
+                f"stay in {self!r}"
+            )
+        # Only ``PUBLIC`` itself has everything below it by decree; by path it has not.
+        if self.path != asked.path and not asked.path.startswith(f"{self.path}/"):
+            raise InvalidInputError(
+                f"domain {asked.path!r} is outside {self.path!r}; a request can only name "
+                "its own domain or one below it"
+            )
+        return asked
 
 
 PUBLIC = Domain("public")
@@ -116,15 +158,35 @@ class Audience:
         return self._hash
 
 
-def readable_audiences(domain: Domain) -> tuple[Audience, ...]:
+def readable_audiences(
+    domain: Domain, approved: frozenset[str] | None = None
+) -> tuple[Audience, ...]:
     """Return the audiences whose KV ``domain`` may read, from wide to narrow.
 
     The last one is its own, the only one it writes.
+
+    Args:
+        domain: Whose request it is.
+        approved: Paths of the domains whose approved prefixes it wants to read, of those
+            that it may; None for all of them.
     """
     approving = [PUBLIC, *domain.ancestors()]
     if domain.salt is None and domain != PUBLIC:
         approving.append(domain)
     return (
-        *(Audience(AudienceKind.APPROVED, above) for above in approving),
+        *(
+            Audience(AudienceKind.APPROVED, above)
+            for above in approving
+            if approved is None or above.path in approved
+        ),
         Audience(AudienceKind.OWN, domain),
     )
+
+
+def approving_audiences(domain: Domain) -> tuple[Audience, ...]:
+    """Return the one audience that a request which approves for ``domain`` has.
+
+    Raises:
+        InvalidInputError: The domain is salted.
+    """
+    return (Audience(AudienceKind.APPROVED, domain),)

@@ -3,10 +3,16 @@
 | module | holds |
 |---|---|
 | ``node`` | one run of whole blocks, and the audience that may read it |
+| ``mark`` | the approval that lets others read a run |
 | ``walk`` | the longest readable path through the tree for a prompt |
 | ``inner`` | children that agree only in part of a block |
 | ``tombstones`` | what was evicted below a node, for explanations |
 | ``dead`` | invalidated subtrees waiting to be freed |
+| ``age_cursor`` | how far the search for what became too old has got |
+| ``path`` | what lies between a node and the root |
+| ``shape`` | split and merge |
+| ``audiences`` | which epochs and ages live |
 | ``prefix_tree`` | publish, split, merge, trim, pin and unpin |
+| ``invalidation`` | what makes nodes dead, other than eviction |
 | ``invariants`` | the check of all of it |
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from prefold.identity.domain import Audience
@@ -9,17 +10,22 @@ from prefold.tree.node import Node, Readers
 
 
 class AudienceTable:
-    """Present epochs by audience. Owned by one tree.
+    """Present epochs by audience, and the age from which on nothing lives.
 
     Raising an epoch is O(1): the old ``Readers`` is retired, and every key made with it
-    is unreachable from then on.
+    is unreachable from then on. So is an age cut-off: one number, which every walk
+    compares. Owned by one tree.
+
+    Attributes:
+        born_after: Nodes made before this time are dead.
     """
 
-    __slots__ = ("_epoch", "_present", "_tree_id")
+    __slots__ = ("_epoch", "_present", "_tree_id", "born_after")
 
     def __init__(self, tree_id: int) -> None:
         self._tree_id = tree_id
         self._epoch = 0
+        self.born_after = -math.inf
         self._present: dict[Audience, Readers] = {}
 
     def present(self) -> list[Readers]:
@@ -76,7 +82,9 @@ class AudienceTable:
     def is_dead(self, node: Node) -> bool:
         """Whether the node itself was invalidated; its ancestors are not looked at."""
         return node.parent is not None and not (
-            node.is_attached and self.is_present(node.readers)
+            node.is_attached
+            and node.created_at >= self.born_after
+            and self.is_present(node.readers)
         )
 
     def is_doomed(self, node: Node) -> bool:

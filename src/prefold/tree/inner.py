@@ -6,10 +6,7 @@ A partial leaf is filed here only; pushed out, it is gone.
 
 from __future__ import annotations
 
-import numpy as np
-
-from prefold.blocks.table import TokenIds
-from prefold.tree.node import InnerKey, Node, Readers
+from prefold.tree.node import InnerKey, Node
 
 #: Children compared at most when a match ends inside a block.
 MAX_CANDIDATES = 4
@@ -34,15 +31,6 @@ def file_child(parent: Node, child: Node) -> Node | None:
         listed.remove(child)
     listed.append(child)
     return listed.pop(0) if len(listed) > MAX_CANDIDATES else None
-
-
-def is_begun(parent: Node, readers: Readers, tokens: TokenIds) -> bool:
-    """Whether a listed child of that audience begins with ``tokens``."""
-    length = len(tokens)
-    return any(
-        child.num_tokens >= length and np.array_equal(child.tokens[:length], tokens)
-        for child in (parent.inner or {}).get((readers, int(tokens[0])), ())
-    )
 
 
 def unfile_child(parent: Node, child: Node) -> None:

@@ -84,6 +84,17 @@ def _check_node(tree: PrefixTree, node: Node) -> None:
         raise InvariantError("a node's parent does not list it, or does though unlinked")
     if node.count == 0 and node.readers.is_throwaway:
         raise InvariantError("a throw-away node outlived its leases")
+    _check_marks(node, parent)
+
+
+def _check_marks(node: Node, parent: Node) -> None:
+    if not node.marks:
+        return
+    if not node.readers.is_approved:
+        raise InvariantError("something is approved in a node of one domain alone")
+    goes_on = node.is_attached and parent.readers is node.readers
+    if goes_on and not node.marks <= parent.marks:
+        raise InvariantError("an approval has a gap")
 
 
 def _check_children(tree: PrefixTree, node: Node) -> None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from prefold.blocks.table import TOKEN_DTYPE, BlockIds, TokenIds
 from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
+from prefold.tree.mark import NO_MARKS, Mark
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -34,6 +35,9 @@ class LossCause(Enum):
 
     EVICTED = "evicted"
     INVALIDATED = "invalidated"
+    #: They may be there still, but nobody may end a match in them.
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class Readers:
     Attributes:
         tree_id: Which tree of the cache.
         tree_epoch: The tree's epoch when this was made; another one means dead.
+        is_approved: Whether its nodes can be read only where an approval marks them.
         is_retired: True once the audience's epoch was raised.
         entries: Nodes whose parent has another audience; where the audience begins.
         num_nodes: Nodes not yet freed.
@@ -73,6 +78,7 @@ class Readers:
     __slots__ = (
         "audience",
         "entries",
+        "is_approved",
         "is_retired",
         "num_blocks",
         "num_idle_blocks",
@@ -86,6 +92,7 @@ class Readers:
         self.audience = audience
         self.tree_id = tree_id
         self.tree_epoch = tree_epoch
+        self.is_approved = audience.kind is AudienceKind.APPROVED
         self.is_retired = False
         self.entries: set[Node] = set()
         self.num_nodes = 0
@@ -110,7 +117,7 @@ class Node:
 
     Attributes:
         start: Position of the first token.
-        count: Leases and copy pins whose path passes through this node.
+        count: Leases, copy pins and pinned approvals whose path passes through here.
         key: Where its parent files it; None for the root and for partial leaves.
         is_attached: False once unlinked from its parent; it keeps the parent pointer,
             so that its leases go on protecting live ancestors.
@@ -120,6 +127,7 @@ class Node:
         num_partial: Partial leaves among its children.
         ticket: The eviction queue's mark of its newest entry; 0 for none.
         contents: Content keys of its first blocks, as far as somebody asked for them.
+        marks: The approvals it is part of; none in nodes that belong to one domain alone.
     """
 
     __slots__ = (
@@ -135,6 +143,7 @@ class Node:
         "is_partial",
         "key",
         "last_used_at",
+        "marks",
         "num_blocks",
         "num_hits",
         "num_partial",
@@ -162,6 +171,7 @@ class Node:
         self.inner: dict[InnerKey, list[Node]] | None = None
         self.tombstones: dict[ChildKey, Tombstone] | None = None
         self.contents: list[ContentKey] | None = None
+        self.marks: frozenset[Mark] = NO_MARKS
         self.count = 0
         self.num_hits = 0
         self.num_partial = 0
@@ -192,6 +202,11 @@ class Node:
     @property
     def has_children(self) -> bool:
         return bool(self.children) or self.num_partial > 0
+
+    @property
+    def is_unmarked(self) -> bool:
+        """Whether it was computed to be approved, and is not, or not any more."""
+        return self.readers.is_approved and not self.marks and self.parent is not None
 
     @property
     def is_evictable(self) -> bool:

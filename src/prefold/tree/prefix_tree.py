@@ -20,13 +20,14 @@ from prefold.blocks.pool import BlockPool, BlockState
 from prefold.blocks.table import BlockIds, TokenIds
 from prefold.errors import InvariantError
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind
+from prefold.tree.age_cursor import AgeCursor
 from prefold.tree.audiences import AudienceTable
 from prefold.tree.dead import DeadList
-from prefold.tree.inner import file_child, is_begun, is_filed, unfile_child
+from prefold.tree.inner import file_child, inner_key, is_filed, unfile_child
 from prefold.tree.node import LossCause, Node, Readers, Tombstone
 from prefold.tree.shape import merge, split
 from prefold.tree.tombstones import Tombstones
-from prefold.tree.walk import Endpoint
+from prefold.tree.walk import Endpoint, View
 
 
 class PrefixTree:
@@ -43,6 +44,7 @@ class PrefixTree:
         "_clock",
         "_idle_leaves",
         "_pool",
+        "age_cursor",
         "audiences",
         "block_size",
         "dead",
@@ -70,11 +72,21 @@ class PrefixTree:
         nobody = Readers(Audience(AudienceKind.APPROVED, PUBLIC), tree_id, 0)
         self.root = Node(readers=nobody, parent=None, start=0, at=clock())
         self.dead = DeadList()
+        self.age_cursor = AgeCursor()
         self.tombstones = Tombstones(max_tombstones, self.audiences.forget_if_empty)
         self._idle_leaves: list[Node] = []
         self.version = 0
         self.num_invalidations = 0
         self.num_nodes = 0
+
+    def view(self, audiences: Sequence[Audience], *, is_approving: bool = False) -> View:
+        """Return what a request that reads ``audiences``, wide to narrow, sees now."""
+        return View(
+            self.audiences.readable(audiences),
+            self._clock(),
+            self.audiences.born_after,
+            is_approving,
+        )
 
     # -- pins ----------------------------------------------------------------------
 
@@ -95,27 +107,11 @@ class PrefixTree:
                 self._file(at.parent, at)
             at = at.parent
 
-    def count_hit(self, node: Node) -> None:
-        """Note that a lease began by matching everything down to ``node``."""
-        at = node
-        while at.parent is not None:
-            at.num_hits += 1
-            at = at.parent
-
-    def path_ids(self, node: Node, *, below: Node) -> BlockIds:
-        """Return the block ids from under ``below`` down to ``node``'s end, in order."""
-        parts = []
-        at: Node | None = node
-        while at is not None and at is not below:
-            parts.append(at.block_ids)
-            at = at.parent
-        parts.reverse()
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-
     def unpin(self, node: Node) -> None:
         """Take one from every count from ``node`` to the root. O(depth in nodes).
 
-        Frees what then nobody can reach any more: throw-away nodes, and dead ones.
+        Frees what then nobody can reach any more: throw-away nodes, dead ones, and at
+        the end of the path those that nothing is approved in.
         """
         now = self._clock()
         topmost_dead: Node | None = None
@@ -135,6 +131,7 @@ class PrefixTree:
             at = at.parent
         if topmost_dead is not None:
             self._free_abandoned(node, topmost_dead)
+        self.free_unmarked(node)
 
     def _free_abandoned(self, node: Node, topmost: Node) -> None:
         at: Node | None = node
@@ -145,6 +142,17 @@ class PrefixTree:
                 self.free_node(at)
             at = parent
 
+    def free_unmarked(self, node: Node) -> None:
+        """Free from ``node`` up what nothing is approved in, uses, or hangs below."""
+        at = node
+        while at.parent is not None and (
+            at.is_freed or (at.is_unmarked and at.count == 0 and not at.has_children)
+        ):
+            parent = at.parent
+            if not at.is_freed:
+                self.free_node(at)
+            at = parent
+
     # -- publish -------------------------------------------------------------------
 
     def publish(
@@ -152,9 +160,10 @@ class PrefixTree:
     ) -> Node:
         """Hang a run below ``node``, where a lease ends, and move that lease to its end.
 
-        Extends ``node`` in place where only this lease passes through it and nothing
-        hangs below; else adds a child with a count of one. O(blocks published).
-        The caller has walked before: no reachable child begins with these tokens.
+        Extends ``node`` in place where only this lease passes through it, nothing hangs
+        below and nothing is approved in it; else adds a child with a count of one.
+        O(blocks published). The caller has walked before: no reachable child begins with
+        these tokens.
         """
         block_size = self.block_size
         self._remove_superseded(node, readers, tokens[:block_size])
@@ -166,6 +175,7 @@ class PrefixTree:
             and node.count == 1
             and not node.has_children
             and node.tombstones is None
+            and not node.marks
             and not self.audiences.is_dead(node)
         ):
             node.append_run(tokens, block_ids)
@@ -175,21 +185,29 @@ class PrefixTree:
         child.count = 1
         if node.children is None:
             node.children = {}
+        too_old = node.children.get(child.key)
+        if too_old is not None:
+            self.bury(too_old)
+            node.children = node.children or {}
         node.children[child.key] = child
         self._file(node, child)
         return child
 
     def publish_partial(
-        self, node: Node, readable: Sequence[Readers], tokens: TokenIds, block_ids: BlockIds
+        self, node: Node, view: View, tokens: TokenIds, block_ids: BlockIds
     ) -> bool:
         """Hang a partial leaf of ``tokens``, fewer than a block, below ``node``.
 
-        It belongs to the last of ``readable``. Returns False, and takes no block, where
-        a readable child begins with these tokens already. The leaf is idle at once.
+        It belongs to the last audience of ``view``. Returns False, and takes no block,
+        where a child that can be seen begins with these tokens already. The leaf is idle
+        at once.
         """
-        if any(is_begun(node, readers, tokens) for readers in readable):
-            return False
-        readers = readable[-1]
+        length, first_token = len(tokens), int(tokens[0])
+        for rank in range(len(view.readable)):
+            for child in view.listed(node, rank, first_token):
+                if np.array_equal(child.tokens[:length], tokens):
+                    return False
+        readers = view.readable[-1]
         self._remove_superseded(node, readers, tokens)
         self._pool.publish(block_ids)
         self._pool.rest(block_ids)
@@ -216,6 +234,12 @@ class PrefixTree:
         return node
 
     def _file(self, parent: Node, child: Node) -> None:
+        if self.audiences.is_dead(child):
+            return
+        # The dead must not take the place of the living.
+        listed = (parent.inner or {}).get(inner_key(child), ())
+        for dead in [each for each in listed if self.audiences.is_dead(each)]:
+            self.bury(dead)
         if not is_filed(parent, child):
             self.version += 1
         pushed_out = file_child(parent, child)
@@ -259,11 +283,15 @@ class PrefixTree:
 
     def merge(self, node: Node) -> None:
         """Join ``node`` with its only child where no lease and no loss lies between."""
-        # A dead node stays as it is: the dead list may be half-way through it.
-        if self.num_invalidations and self.audiences.is_doomed(node):
+        # A dead node stays as it is: the dead list may be half-way through it. Nor does
+        # one take an older child's age.
+        if self.num_invalidations and (
+            self.audiences.is_doomed(node) or _any_before(node, self.audiences.born_after)
+        ):
             return
         child = merge(node)
         if child is not None:
+            self.age_cursor.note_merge(child)
             self.num_nodes -= 1
             if child.is_evictable:
                 self._idle_leaves.append(child)
@@ -279,7 +307,7 @@ class PrefixTree:
             raise InvariantError("only an idle leaf can be trimmed")
         num_blocks = min(num_blocks, leaf.num_blocks)
         keeper, key = leaf.parent, leaf.key
-        is_found = not self.audiences.is_dead(leaf)
+        is_found = not self.audiences.is_dead(leaf) and not leaf.is_unmarked
         lost = num_blocks + self.tombstones.take_all(leaf)
         self.version += 1
         if num_blocks < leaf.num_blocks:
@@ -337,6 +365,12 @@ class PrefixTree:
         if parent.is_evictable:
             self._idle_leaves.append(parent)
 
+    def bury(self, node: Node) -> None:
+        """Unlink a dead node and leave its subtree to ``sweep``."""
+        self.unlink(node)
+        self.dead.extend([node])
+        self.note_invalidation()
+
     def sweep(self, num_blocks: int) -> int:
         """Free dead nodes until ``num_blocks`` blocks came free; return how many did."""
         freed = 0
@@ -353,42 +387,11 @@ class PrefixTree:
         leaves, self._idle_leaves = self._idle_leaves, []
         return leaves
 
-    # -- invalidation --------------------------------------------------------------
-
-    def kill_all(self) -> list[Readers]:
-        """Raise the tree's epoch: nothing here is found again. Returns what there was."""
-        retired = self.audiences.retire_all()
-        self.dead.extend([entry for readers in retired for entry in readers.entries])
-        self._note_invalidation()
-        return retired
-
-    def kill_audience(self, audience: Audience) -> Readers | None:
-        """Raise one audience's epoch in this tree; None if it had nothing here."""
-        readers = self.audiences.retire(audience)
-        if readers is not None:
-            self.dead.extend(readers.entries)
-            self._note_invalidation()
-        return readers
-
-    def kill_subtree(self, node: Node) -> None:
-        """Unlink a node: it and everything below is not found again."""
-        key, parent, num_blocks = node.key, node.parent, node.num_blocks
-        num_blocks += self.tombstones.take_all(node)
-        self.unlink(node)
-        self.dead.extend([node])
-        if parent is not None and key is not None:
-            self.tombstones.put(
-                parent,
-                key,
-                Tombstone(
-                    at=self._clock(),
-                    cause=LossCause.INVALIDATED,
-                    policy=None,
-                    num_blocks=num_blocks,
-                ),
-            )
-        self._note_invalidation()
-
-    def _note_invalidation(self) -> None:
+    def note_invalidation(self) -> None:
+        """Note that nodes died other than by eviction."""
         self.num_invalidations += 1
         self.version += 1
+
+
+def _any_before(node: Node, at: float) -> bool:
+    return any(child.created_at < at for child in (node.children or {}).values())

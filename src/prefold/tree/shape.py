@@ -26,6 +26,7 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
     upper.num_hits = node.num_hits
     upper.last_used_at = node.last_used_at
     upper.is_attached = node.is_attached
+    upper.marks = node.marks
     _take_place(parent, node, upper)
     lower_contents = None
     if node.contents is not None:
@@ -47,7 +48,8 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
 def merge(node: Node) -> Node | None:
     """Join ``node`` with its only child if nothing tells them apart; return the child.
 
-    A count equal to the child's means that no lease ends between them. O(run).
+    A count equal to the child's means that no lease ends between them, equal marks that
+    no approval does. O(run).
     """
     parent, children = node.parent, node.children
     if parent is None or not children or len(children) > 1 or node.num_partial:
@@ -56,6 +58,7 @@ def merge(node: Node) -> Node | None:
     if (
         child.readers is not node.readers
         or child.count != node.count
+        or child.marks != node.marks
         or node.tombstones is not None
         or node.is_freed
     ):

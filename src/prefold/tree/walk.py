@@ -7,6 +7,10 @@ array comparison per node.
 
 Audiences only narrow along a path. ``readable`` lists them from wide to narrow, and
 a child's must not stand before its parent's.
+
+This is where permission is enforced, and the only place. A run that was approved and is
+not any more is *transparent*: a walk passes through it to what its reader may read
+below, but neither a match nor a copy ends in it.
 """
 
 from __future__ import annotations
@@ -43,6 +47,46 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """What one request may see of a tree at one moment.
+
+    Attributes:
+        readable: Audiences from wide to narrow.
+        now: On the cache's clock: what an approval's end is compared with.
+        born_after: Nodes made before this time are dead.
+        is_approving: Whether it sees also what is not approved, of the one audience it
+            has: who approves again must find what is there, or it would stand there twice.
+    """
+
+    readable: Sequence[Readers]
+    now: float
+    born_after: float
+    is_approving: bool = False
+
+    def is_open(self, node: Node) -> bool:
+        """Whether a match or a copy may end in ``node``, if a path leads there."""
+        return (
+            not node.readers.is_approved
+            or self.is_approving
+            or any(mark.is_live(self.now) for mark in node.marks)
+        )
+
+    def child(self, node: Node, rank: int, first: bytes) -> Node | None:
+        """Return the living child of an audience that begins with a block, or None."""
+        child = (node.children or {}).get((self.readable[rank], first))
+        return None if child is None or child.created_at < self.born_after else child
+
+    def listed(self, node: Node, rank: int, first_token: int) -> list[Node]:
+        """Return the children that may be copied from, most recently used first."""
+        found = (node.inner or {}).get((self.readable[rank], first_token), ())
+        return [
+            child
+            for child in reversed(found)
+            if child.created_at >= self.born_after and self.is_open(child)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """The best agreement inside the first block after an endpoint.
 
@@ -62,7 +106,7 @@ def longest_paths(
     start: Endpoint,
     tokens: TokenIds,
     limit: int,
-    readable: Sequence[Readers],
+    view: View,
     block_size: int,
 ) -> list[Endpoint]:
     """Return the ends of all longest paths from ``start``, widest audience first.
@@ -71,24 +115,26 @@ def longest_paths(
         start: A node's end; its path is taken as matched.
         tokens: The prompt from position 0.
         limit: Blocks of ``tokens`` that may be matched at most.
-        readable: Audiences from wide to narrow.
+        view: Who asks.
         block_size: Tokens in a block.
     """
-    ends: list[Endpoint] = []
+    # Where it starts it is already, whatever became of the approval meanwhile.
+    ends = [start]
     stack = [start]
     while stack:
         end = stack.pop()
-        if not ends or end.position > ends[0].position:
-            ends = [end]
-        elif end.position == ends[0].position:
-            ends.append(end)
+        if end is not start and view.is_open(end.node):
+            if end.position > ends[0].position:
+                ends = [end]
+            elif end.position == ends[0].position:
+                ends.append(end)
         node, position = end.node, end.position
         if position >= limit or not node.children or not end.is_node_end:
             continue
         first = tokens[position * block_size : (position + 1) * block_size].tobytes()
         # Narrow ones are pushed first, so that the widest is followed first.
-        for rank in range(len(readable) - 1, end.rank - 1, -1):
-            child = node.children.get((readable[rank], first))
+        for rank in range(len(view.readable) - 1, end.rank - 1, -1):
+            child = view.child(node, rank, first)
             if child is not None:
                 matched = _common_blocks(child, tokens, position, limit, block_size)
                 stack.append(Endpoint(child, matched, rank, position + matched))
@@ -111,7 +157,7 @@ def _common_blocks(
 def best_agreement(
     ends: Sequence[Endpoint],
     tokens: TokenIds,
-    readable: Sequence[Readers],
+    view: View,
     block_size: int,
 ) -> Agreement | None:
     """Return the longest agreement in the block after any of ``ends``; None for none.
@@ -123,7 +169,7 @@ def best_agreement(
         rest = tokens[end.position * block_size : (end.position + 1) * block_size]
         if len(rest) == 0:
             continue
-        for child in _neighbours(end, int(rest[0]), readable):
+        for child in _neighbours(end, int(rest[0]), view):
             theirs = (
                 end.node.tokens[end.num_blocks * block_size :]
                 if child is None
@@ -135,18 +181,15 @@ def best_agreement(
     return best
 
 
-def _neighbours(
-    end: Endpoint, first_token: int, readable: Sequence[Readers]
-) -> list[Node | None]:
+def _neighbours(end: Endpoint, first_token: int, view: View) -> list[Node | None]:
     if not end.is_node_end:
         return [None]
-    inner = end.node.inner
-    if not inner:
+    if not end.node.inner:
         return []
     found: list[Node | None] = []
-    for readers in readable[end.rank :]:
+    for rank in range(end.rank, len(view.readable)):
         # Most recently used first: of equal agreements it is the likeliest to stay.
-        found.extend(reversed(inner.get((readers, first_token), ())))
+        found.extend(view.listed(end.node, rank, first_token))
     return found
 
 

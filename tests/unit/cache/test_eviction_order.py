@@ -2,6 +2,7 @@
 
 from prefold.cache import NO_CACHE, ByDomain, ByPrefix
 from prefold.identity.domain import Domain
+from prefold.tree.invalidation import kill_subtree
 from support.cache_driver import A, CacheDriver, numbered
 from support.running import as_tokens
 from support.tree_picture import picture
@@ -151,6 +152,6 @@ def test_a_dropped_child_leaves_a_parent_that_can_go() -> None:
     tree = driver.cache._trees.of(driver.fingerprint)
     [top] = (driver.root.children or {}).values()
     for child in list((top.children or {}).values()):
-        tree.kill_subtree(child)
+        kill_subtree(tree, child, at=0.0)
     driver.check()
     driver.fill(8)

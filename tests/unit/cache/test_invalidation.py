@@ -20,7 +20,7 @@ def selectors(driver: CacheDriver) -> list[Selector]:
     return [
         Everything(),
         ByFingerprint(fingerprint=driver.fingerprint),
-        ByDomain(domain=A),
+        ByDomain(domain=A, below=False),
         by_prefix(driver, PROMPT[:B]),
     ]
 
@@ -78,7 +78,7 @@ def test_a_domain_is_one_path_and_one_salt() -> None:
     others = [Domain("b"), Domain("a/b"), Domain("a", salt=b"s")]
     for domain in (A, *others):
         driver.serve(PROMPT, domain=domain)
-    driver.cache.invalidate(ByDomain(domain=A))
+    driver.cache.invalidate(ByDomain(domain=A, below=False))
     assert driver.hit([*PROMPT, 1]) == 0
     assert [driver.hit([*PROMPT, 1], domain) for domain in others] == [12, 12, 12]
 
@@ -171,7 +171,7 @@ def test_many_invalidations_without_need_of_room_keep_no_list() -> None:
     for number in range(150):
         run = driver.begin(numbered(9, 10 * number))
         driver.compute(run)
-        driver.cache.invalidate(ByDomain(domain=A))
+        driver.cache.invalidate(ByDomain(domain=A, below=False))
         driver.end(run)
     assert len(tree.dead.waiting()) <= 64
     assert len(tree.dead._stack) <= 200

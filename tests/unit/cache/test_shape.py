@@ -5,6 +5,7 @@ from itertools import permutations
 import pytest
 
 from prefold.cache import Access
+from prefold.tree.invalidation import kill_subtree
 from support.cache_driver import CacheDriver, numbered
 from support.running import Running
 
@@ -110,7 +111,7 @@ def test_unlinked_nodes_are_freed_by_their_leases_in_every_order(
     driver.serve(numbered(20))
     runs = [driver.acquire([*numbered(4 * n), 999]) for n in (1, 2, 4)]
     tree = runs[0].lease.tree
-    tree.kill_subtree(runs[1].lease.node)
+    kill_subtree(tree, runs[1].lease.node, at=0.0)
     for run in runs[1:]:
         driver.cache._paths.throw_away(run.lease)
         driver.cache._frontiers.remove(run.lease)
@@ -251,7 +252,7 @@ def test_not_below_what_was_invalidated() -> None:
     run = begun(driver, 12)
     node, tree = run.lease.node, run.lease.tree
     readers = node.readers
-    tree.kill_subtree(node)
+    kill_subtree(tree, node, at=0.0)
     ids = driver.cache._pool.allocate(1)
     assert tree.publish(node, readers, run.array[:4], ids) is not node
 

@@ -107,7 +107,11 @@ def test_the_queue_is_that_of_the_snapshot() -> None:
 def test_a_receipt_is_handed_on() -> None:
     for is_bound in (True, False):
         receipt = Receipt(
-            num_blocks=7, num_leased_blocks=3, is_upper_bound=is_bound, num_invalidations=2
+            num_blocks=7,
+            num_leased_blocks=3,
+            is_upper_bound=is_bound,
+            num_approvals=1,
+            num_invalidations=2,
         )
         assert asyncio.run(operations.reset(told(receipt))).model_dump() == {
             "dropped_blocks": 7,

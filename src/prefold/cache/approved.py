@@ -1,0 +1,394 @@
+"""Approved prefixes: who approved what, and until when.
+
+::
+
+    root ── A ── B ── C      approval 1 marks A and B, approval 2 marks A, B and C
+                  `── own    a reader's continuation hangs below, not marked
+
+Approvals of one domain stand in one audience, self-contained from the root. Each marks
+every node of its path, and is taken off them when it ends: a node that none is left on
+stays where it is while somebody uses it or something hangs below, and is freed if not.
+What anybody may read is decided by the walk alone, from the marks.
+
+A pin is one path count more, held by the approval instead of a lease. So eviction, split
+and merge, which heed counts, need no further rule.
+
+Only a request that approves writes here. Where approved blocks were evicted, their
+readers compute them for themselves; approving again, which is allowed, brings them back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import secrets
+from collections.abc import Callable, Collection
+
+from prefold.blocks.table import TokenIds, check_tokens
+from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
+from prefold.cache.lease import Lease
+from prefold.cache.trees import Trees
+from prefold.errors import CapacityError, InvalidInputError, InvariantError, StateError
+from prefold.identity.domain import Domain, approving_audiences
+from prefold.identity.fingerprint import Fingerprint
+from prefold.tree.invalidation import KilledBlocks, count_blocks
+from prefold.tree.mark import Mark
+from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.path import path_to
+from prefold.tree.prefix_tree import PrefixTree
+from prefold.tree.walk import Endpoint, View, longest_paths
+
+#: Of all blocks, how many may be pinned, in percent.
+MAX_PINNED_PERCENT = 80
+
+
+class HeldApproval:
+    """An approval with its place in the tree. Compared by identity.
+
+    Attributes:
+        pin: The node that its path count ends at, while it is pinned.
+    """
+
+    __slots__ = ("approval", "mark", "pin", "tree")
+
+    def __init__(self, approval: Approval, tree: PrefixTree, mark: Mark) -> None:
+        self.approval = approval
+        self.tree = tree
+        self.mark = mark
+        self.pin: Node | None = None
+
+    def path(self) -> list[Node]:
+        """Return the nodes that have its mark, from the root down. O(tokens)."""
+        approval = self.approval
+        readable = self.tree.audiences.readable(approving_audiences(approval.domain))
+        if not readable:
+            return []
+        size = self.tree.block_size
+        # Everything that is there, whatever its age.
+        view = View(readable, 0.0, -math.inf, is_approving=True)
+        start = Endpoint(self.tree.root, 0, 0, 0)
+        limit = len(approval.tokens) // size
+        [end] = longest_paths(start, approval.tokens, limit, view, size)
+        return [node for node in path_to(end.node) if self.mark in node.marks]
+
+
+class ApprovedPrefixes:
+    """The approvals that hold. Owned by the cache; one thread.
+
+    Attributes:
+        num_pinned_blocks: Blocks that no eviction takes while their approvals hold.
+
+    Invariants:
+        - a mark is on the nodes of its path, from the root on without a gap
+        - a pinned approval's path is whole, and counted once more than its leases
+        - no two approvals of a domain have the same tokens, or the same label, for one
+          fingerprint
+    """
+
+    __slots__ = (
+        "_by_content",
+        "_by_id",
+        "_by_label",
+        "_clock",
+        "_ends",
+        "_num_blocks",
+        "_num_made",
+        "_trees",
+        "num_pinned_blocks",
+    )
+
+    def __init__(self, num_blocks: int, trees: Trees, clock: Callable[[], float]) -> None:
+        self._num_blocks = num_blocks
+        self._trees = trees
+        self._clock = clock
+        self._num_made = 0
+        self._by_id: dict[ApprovalId, HeldApproval] = {}
+        self._by_content: dict[tuple[PrefixTree, Domain, bytes], HeldApproval] = {}
+        self._by_label: dict[tuple[PrefixTree, Domain, str], HeldApproval] = {}
+        # When each ends by itself; those that ended otherwise are skipped.
+        self._ends: list[tuple[float, int, HeldApproval]] = []
+        self.num_pinned_blocks = 0
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """Return those that hold at this moment, oldest first."""
+        now = self._clock() if self._ends else 0.0
+        held = self._by_id.values()
+        return tuple(each.approval for each in held if each.mark.is_live(now))
+
+    def held(self) -> list[HeldApproval]:
+        return list(self._by_id.values())
+
+    # -- approve -------------------------------------------------------------------
+
+    def check(
+        self,
+        fingerprint: Fingerprint,
+        domain: Domain,
+        tokens: TokenIds,
+        terms: ApprovalTerms,
+    ) -> None:
+        """Refuse, before anything is computed, what could not be approved then.
+
+        Raises:
+            InvalidInputError: The domain is salted, ``tokens`` are less than a block, or
+                an approval that holds is in conflict; the message says what to do.
+        """
+        check_tokens(tokens)
+        approving_audiences(domain)
+        self._find(self._trees.peek(fingerprint), domain, tokens, terms)
+
+    def _find(
+        self, tree: PrefixTree, domain: Domain, tokens: TokenIds, terms: ApprovalTerms
+    ) -> HeldApproval | None:
+        """Return the approval that is exactly this one, or None if it would be new.
+
+        Raises:
+            InvalidInputError: ``tokens`` are less than a block; or one in the same domain
+                has the label with other tokens, or the tokens with other terms.
+        """
+        self.expire_due()
+        size = tree.block_size
+        num_blocks = len(tokens) // size
+        if num_blocks < 1:
+            raise InvalidInputError(
+                f"a prefix to approve needs at least one block, {size} tokens, "
+                f"got {len(tokens)}"
+            )
+        content = (tree, domain, tokens[: num_blocks * size].tobytes())
+        same = self._by_content.get(content)
+        if same is not None and same.approval.terms != terms:
+            raise InvalidInputError(
+                f"this prefix is approved for {domain.path!r} already, as "
+                f"{same.approval.label!r} with other terms; withdraw that approval "
+                f"({same.approval.approval_id}) first"
+            )
+        named = self._by_label.get((tree, domain, terms.label))
+        if named is not None and named is not same:
+            raise InvalidInputError(
+                f"the label {terms.label!r} is taken in {domain.path!r} by another prefix; "
+                f"choose another label, or withdraw that approval "
+                f"({named.approval.approval_id}) first"
+            )
+        return same
+
+    def approve(
+        self,
+        lease: Lease,
+        num_tokens: int,
+        terms: ApprovalTerms,
+        num_kept: int,
+    ) -> Approval:
+        """Approve the whole blocks among the first ``num_tokens`` of a lease's tokens.
+
+        O(nodes of the path). Approved again with equal terms, it is the same approval,
+        and its end is not put off.
+
+        Raises:
+            InvalidInputError: As ``check``, or not so many tokens are committed.
+            StateError: The lease is not one that approves, or was invalidated meanwhile.
+            CapacityError: Too many blocks would be pinned, or fewer than ``num_kept``
+                left over.
+        """
+        lease.check_live()
+        if not lease.access.approves:
+            raise StateError("only a lease that was acquired to approve can be approved")
+        if lease.is_doomed:
+            raise StateError("what was to be approved was invalidated meanwhile; try again")
+        tree, domain = lease.tree, lease.audiences[-1].domain
+        tokens = lease.tokens[:num_tokens]
+        same = self._find(tree, domain, tokens, terms)
+        num_blocks = len(tokens) // tree.block_size
+        if num_blocks > lease.num_published:
+            raise InvalidInputError(
+                f"{num_blocks} blocks are to be approved, but {lease.num_published} are "
+                "committed"
+            )
+        end = _cut(tree, lease.node, num_blocks)
+        if same is not None:
+            _mark(tree, end, same.mark)
+            return same.approval
+        if terms.pinned:
+            try:
+                self._check_pin(end, num_kept)
+            except CapacityError:
+                tree.merge(end)
+                raise
+        held = self._make(tree, domain, tokens, terms)
+        _mark(tree, end, held.mark)
+        if terms.pinned:
+            tree.pin(end)
+            held.pin = end
+            self._count_pinned()
+        return held.approval
+
+    def _make(
+        self,
+        tree: PrefixTree,
+        domain: Domain,
+        tokens: TokenIds,
+        terms: ApprovalTerms,
+    ) -> HeldApproval:
+        now = self._clock()
+        whole = tokens[: len(tokens) // tree.block_size * tree.block_size].copy()
+        whole.flags.writeable = False
+        expires_at = None if terms.ttl_s is None else now + terms.ttl_s
+        approval = Approval(
+            approval_id=ApprovalId(f"approval-{secrets.token_hex(12)}"),
+            terms=terms,
+            domain=domain,
+            fingerprint=self._trees.fingerprint_of(tree),
+            tokens=whole,
+            created_at=now,
+            expires_at=expires_at,
+        )
+        held = HeldApproval(
+            approval, tree, Mark(math.inf if expires_at is None else expires_at)
+        )
+        self._num_made += 1
+        self._by_id[approval.approval_id] = held
+        self._by_content[tree, domain, whole.tobytes()] = held
+        self._by_label[tree, domain, terms.label] = held
+        if expires_at is not None:
+            heapq.heappush(self._ends, (expires_at, self._num_made, held))
+        return held
+
+    # -- pins ----------------------------------------------------------------------
+
+    def _check_pin(self, end: Node, num_kept: int) -> None:
+        pinned = self._pinned_nodes() | set(path_to(end))
+        num_pinned = sum(node.num_blocks for node in pinned)
+        limit = self._num_blocks * MAX_PINNED_PERCENT // 100
+        if num_pinned > limit:
+            raise CapacityError(
+                f"{num_pinned} of {self._num_blocks} blocks would be pinned, and at most "
+                f"{limit} may ({MAX_PINNED_PERCENT} %); withdraw a pinned approval, "
+                "approve without pinning, or raise cache_memory (or cache_blocks)"
+            )
+        if num_pinned > self._num_blocks - num_kept:
+            raise CapacityError(
+                f"{num_pinned} of {self._num_blocks} blocks would be pinned, and a request "
+                f"that is open needs up to {num_kept}; try again when it has ended"
+            )
+
+    def _pinned_nodes(self) -> set[Node]:
+        return {
+            node
+            for held in self._by_id.values()
+            if held.pin is not None
+            for node in path_to(held.pin)
+        }
+
+    def _count_pinned(self) -> None:
+        self.num_pinned_blocks = sum(node.num_blocks for node in self._pinned_nodes())
+
+    def pins(self, tree: PrefixTree) -> list[Node]:
+        """Return the nodes that a pinned approval's path count ends at."""
+        its = (held.pin for held in self._by_id.values() if held.tree is tree)
+        return [pin for pin in its if pin is not None]
+
+    def unpin(self, gone: Collection[HeldApproval]) -> None:
+        """Take the pins of approvals that are about to end."""
+        for held in gone:
+            if held.pin is not None:
+                held.tree.unpin(held.pin)
+                held.pin = None
+        self._count_pinned()
+
+    # -- the end -------------------------------------------------------------------
+
+    def expire_due(self) -> None:
+        """End what has expired. O(1) where nothing has.
+
+        The walk compares the time as well, so nothing depends on when this is called.
+        """
+        if not self._ends:
+            return
+        now = self._clock()
+        while self._ends and self._ends[0][0] <= now:
+            expires_at, _, held = heapq.heappop(self._ends)
+            if not held.mark.is_withdrawn:
+                self.end([held], LossCause.EXPIRED, at=expires_at)
+
+    def end(
+        self, gone: Collection[HeldApproval], cause: LossCause, at: float | None = None
+    ) -> KilledBlocks:
+        """End approvals; return the blocks that nobody can end a match in any more.
+
+        What died before, and is counted there, is left out. O(tokens of each).
+        """
+        at = self._clock() if at is None else at
+        self.unpin(gone)
+        num_blocks = num_leased = 0
+        for held in gone:
+            closed = self._end_one(held, cause, at)
+            num_blocks += closed.num_blocks
+            num_leased += closed.num_leased
+        return KilledBlocks(num_blocks=num_blocks, num_leased=num_leased)
+
+    def _end_one(self, held: HeldApproval, cause: LossCause, at: float) -> KilledBlocks:
+        tree, approval = held.tree, held.approval
+        held.mark.is_withdrawn = True
+        del self._by_id[approval.approval_id]
+        del self._by_content[tree, approval.domain, approval.tokens.tobytes()]
+        del self._by_label[tree, approval.domain, approval.label]
+        path = held.path()
+        for node in path:
+            node.marks -= {held.mark}
+        tree.version += 1
+        closed = [n for n in path if not n.marks and not tree.audiences.is_doomed(n)]
+        lost = count_blocks(closed)
+        if closed:
+            _hang_tombstone(tree, closed[0], lost.num_blocks, cause, at)
+            tree.free_unmarked(closed[-1])
+        for node in reversed(path):
+            tree.merge(node)
+        return lost
+
+    # -- checks --------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Raise ``InvariantError`` unless marks, pins and approvals agree. O(tokens)."""
+        held = set(self._by_id.values())
+        if held != set(self._by_content.values()) or held != set(self._by_label.values()):
+            raise InvariantError("the indices of approvals disagree")
+        for each in held:
+            path = each.path()
+            if path and path != path_to(path[-1]):
+                raise InvariantError("an approval's marks have a gap")
+            covered = sum(node.num_tokens for node in path)
+            is_whole = covered == len(each.approval.tokens)
+            if each.pin is not None and (not is_whole or path[-1] is not each.pin):
+                raise InvariantError("a pinned approval is not wholly there")
+            if covered > len(each.approval.tokens):
+                raise InvariantError("more is marked than was approved")
+            if each.mark.is_withdrawn or (each.pin is not None) != each.approval.pinned:
+                raise InvariantError("an approval that ended is kept, or a pin was lost")
+        if self.num_pinned_blocks != sum(node.num_blocks for node in self._pinned_nodes()):
+            raise InvariantError("the count of pinned blocks is wrong")
+
+
+def _cut(tree: PrefixTree, node: Node, num_blocks: int) -> Node:
+    """Return the node on the path to ``node`` that ends after so many blocks."""
+    end = num_blocks * tree.block_size
+    while node.start >= end and node.parent is not None:
+        node = node.parent
+    if node.end > end:
+        node = tree.split(node, (end - node.start) // tree.block_size)
+    return node
+
+
+def _mark(tree: PrefixTree, end: Node, mark: Mark) -> None:
+    for node in path_to(end):
+        node.marks |= {mark}
+        if node.parent is not None and node.key is not None:
+            tree.tombstones.remove(node.parent, node.key)
+    tree.version += 1
+
+
+def _hang_tombstone(
+    tree: PrefixTree, top: Node, num_blocks: int, cause: LossCause, at: float
+) -> None:
+    # Above what is closed now, where its readers' matches stop.
+    if top.parent is not None and top.key is not None:
+        tombstone = Tombstone(at=at, cause=cause, policy=None, num_blocks=num_blocks)
+        tree.tombstones.put(top.parent, top.key, tombstone)
