@@ -12,20 +12,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from prefold.blocks.table import TokenIds
 from prefold.cache import Lookup
 from prefold.engine import arguments
-from prefold.engine.admission import check_capacity, check_queue, check_running
-from prefold.engine.assembly import ModelSettings, assemble
+from prefold.engine.assembly import assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
-from prefold.engine.intake import Intake, request_id_of
+from prefold.engine.intake import Intake
+from prefold.engine.joint_run import JointRun
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
-from prefold.engine.prompt import Prompt, encode_prompt
+from prefold.engine.prepared_model import (
+    DEFAULT_DEADLINE_S,
+    PreparedModel,
+    prepare_swap,
+    prepare_template,
+)
+from prefold.engine.prompt import Prompt
+from prefold.engine.reception import Reception
 from prefold.engine.request import (
     FinishReason,
     RequestId,
@@ -33,14 +43,13 @@ from prefold.engine.request import (
     SamplingParams,
 )
 from prefold.engine.scheduler import Scheduler
-from prefold.engine.sequence import SequenceState
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
+from prefold.engine.swapping import Swapper, SwapReceipt
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
     InvariantError,
-    OutOfBlocksError,
     RequestError,
 )
 
@@ -76,9 +85,13 @@ class Engine:
         self._stepper = Stepper(
             parts, self._scheduler, self.counters, self._sidecar, observer or NoObserver()
         )
+        self._reception = Reception(self._scheduler, self._stepper, config.scheduler)
+        self.swapper = Swapper(
+            self._scheduler, self._stepper, config.limits, self._take_over
+        )
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
-        self._num_arrivals = 0
+        self._joint_run = JointRun(self._stepper, self.step, self.abort)
         self._is_closed = False
 
     @classmethod
@@ -134,7 +147,7 @@ class Engine:
             QueueFullError: Too many are waiting already.
             EngineStoppedError: The engine was closed.
         """
-        return self._submit(self._encode(prompt), params, options, has_reply=True)
+        return self._submit(self._intake.read(prompt), params, options, has_reply=True)
 
     def check(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> None:
         """Refuse what could never be served, and change nothing.
@@ -143,7 +156,7 @@ class Engine:
             RequestError: The message says what to change.
         """
         arguments.check_types(params, _PLAIN_OPTIONS)
-        self._check_fits(self._encode(prompt), params)
+        self._intake.fit(self._intake.read(prompt), params)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now; return whether it was still open.
@@ -174,28 +187,7 @@ class Engine:
         reply = self._replies.get(request_id)
         if reply is None:
             raise RequestError("there is no open request with this id")
-        parent = reply.sequence
-        scheduler, config = self._scheduler, self.config.scheduler
-        if parent.state is SequenceState.RUNNING:
-            check_running(len(scheduler.running), num_forks, config)
-        else:
-            check_queue(len(scheduler.queue), num_forks, config)
-        twins = []
-        for _ in range(num_forks):
-            arrival = self._next_arrival()
-            twins.append(parent.branch(request_id_of(arrival), arrival))
-        try:
-            scheduler.branch(parent, twins, self.parts.runner.copy_blocks)
-        except OutOfBlocksError as error:
-            raise CapacityError(
-                f"{num_forks} forks need {error.num_needed} blocks of cache memory, of "
-                f"which {error.num_available} are free; try again when other requests "
-                "have ended"
-            ) from error
-        now = self.parts.clock()
-        forks = {t.request_id: reply.fork(t, i, now) for i, t in enumerate(twins)}
-        self._replies.update(forks)
-        return list(forks)
+        return self._reception.fork(reply, num_forks)
 
     # -- steps ---------------------------------------------------------------------
 
@@ -212,7 +204,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to hand out."""
-        return bool(self._replies) or self._outbox.has_outputs
+        return bool(self._replies) or self._outbox.has_outputs or self.swapper.is_pending
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have ended since the last one.
@@ -223,6 +215,7 @@ class Engine:
         """
         self._check_open()
         self._outbox.take_tokens()
+        self.swapper.advance()
         self._stepper.step()
         return self._outbox.take()
 
@@ -253,9 +246,10 @@ class Engine:
         """
         arguments.check_prompts("generate", prompts)
         each = arguments.params_of_each(params, len(prompts))
-        encoded = [self._encode(prompt) for prompt in prompts]
-        jobs = list(zip(encoded, each, strict=True))
-        return self._run_together(jobs, options, has_reply=True)
+        encoded = [self._intake.read(prompt) for prompt in prompts]
+        submit = partial(self._submit, options=options, has_reply=True)
+        jobs = zip(encoded, each, strict=True)
+        return self._joint_run.run(partial(submit, *job) for job in jobs)
 
     def warm(
         self, prompts: Sequence[Prompt], *, options: RequestOptions = _PLAIN_OPTIONS
@@ -270,9 +264,9 @@ class Engine:
             CapacityError: A prompt's computation failed.
         """
         arguments.check_prompts("warm", prompts)
-        encoded = [self._encode(prompt) for prompt in prompts]
-        jobs = [(token_ids, _GREEDY) for token_ids in encoded]
-        for output in self._run_together(jobs, options, has_reply=False):
+        encoded = [self._intake.read(prompt) for prompt in prompts]
+        submit = partial(self._submit, params=_GREEDY, options=options, has_reply=False)
+        for output in self._joint_run.run(partial(submit, ids) for ids in encoded):
             if output.error is not None:
                 raise CapacityError(output.error)
         return [
@@ -289,9 +283,67 @@ class Engine:
         return self.cache.lookup(
             self.parts.fingerprint,
             options.domain,
-            self._encode(prompt),
+            self._intake.read(prompt),
             access=options.access,
         )
+
+    # -- another model -------------------------------------------------------------
+
+    def swap_model(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        drain: bool = True,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        position_offset: int | None = None,
+        max_model_len: int | None = None,
+    ) -> SwapReceipt:
+        """Load another model, or this one's next version, by ``prepare_swap``, and swap.
+
+        Raises:
+            ConfigError: It cannot be used, or not without a restart; nothing was changed.
+            SwapUnderWayError: Another swap waits already.
+        """
+        prepared = prepare_swap(
+            self.parts, path, position_offset=position_offset, max_model_len=max_model_len
+        )
+        return self.swap(prepared, drain=drain, deadline_s=deadline_s)
+
+    def swap(
+        self,
+        prepared: PreparedModel,
+        *,
+        drain: bool = True,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> SwapReceipt:
+        """Let a prepared model take this one's place, stepping until it has.
+
+        With ``drain`` requests that have begun may end first, for ``deadline_s`` seconds,
+        with nobody admitted meanwhile. Without, those that have no token of a reply begin
+        anew. Others are aborted with a sentence.
+
+        Raises:
+            ConfigError: It was prepared for another engine.
+            SwapUnderWayError: Another swap waits already.
+        """
+        self._check_open()
+        pending = self.swapper.begin(prepared, drain=drain, deadline_s=deadline_s)
+        try:
+            self._joint_run.until(lambda: pending.receipt is not None)
+        finally:
+            self.swapper.call_off(pending)
+        return pending.done()
+
+    def reload_template(self, template: str | None = None) -> SwapReceipt:
+        """Take an edited chat template, or read it anew from where the model is.
+
+        Requests that run just go on; nothing they leave behind is found by later ones.
+
+        Raises:
+            ConfigError: It is no template, or more than it was edited.
+            SwapUnderWayError: The model is being replaced.
+        """
+        return self.swap(prepare_template(self.parts, self.config.limits, template))
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
@@ -305,6 +357,7 @@ class Engine:
         """Raise ``InvariantError`` if requests, sequences, leases and blocks disagree."""
         self._scheduler.check_invariants()
         self._sidecar.check_invariants()
+        self.swapper.check_invariants()
         known = {reply.sequence for reply in self._replies.values()}
         held = {*self._scheduler.running, *self._scheduler.queue.sequences()}
         if known != held:
@@ -312,15 +365,12 @@ class Engine:
 
     # -- inside --------------------------------------------------------------------
 
-    def _encode(self, prompt: Prompt) -> TokenIds:
-        return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
-
-    def _check_fits(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
-        """Refuse what the memory can never hold; return the tokens of the reply."""
-        room = self.config.limits.max_model_len - len(token_ids)
-        max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self.cache, len(token_ids), max_tokens)
-        return max_tokens
+    def _take_over(self, prepared: PreparedModel) -> Intake:
+        """Let everything here refer to another model."""
+        self.parts = prepared.parts
+        self.config = replace(self.config, limits=prepared.limits)
+        self._intake = Intake(self.parts, self.config.limits, self._sidecar.width)
+        return self._intake
 
     def _submit(
         self,
@@ -331,70 +381,12 @@ class Engine:
         has_reply: bool,
     ) -> RequestId:
         self._check_open()
-        arguments.check_types(params, options)
-        max_tokens = self._check_fits(token_ids, params if has_reply else None)
-        check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
-        arrival = self._next_arrival()
-        reply = self._intake.open(
-            arrival, token_ids, params, max_tokens=max_tokens, options=options
+        return self._reception.submit(
+            self._intake, token_ids, params, options, has_reply=has_reply
         )
-        request_id = reply.sequence.request_id
-        with self._stepper.unbroken():
-            self._scheduler.add(reply.sequence)
-            self._replies[request_id] = reply
-        return request_id
-
-    def _next_arrival(self) -> int:
-        self._num_arrivals += 1
-        return self._num_arrivals
 
     def _check_open(self) -> None:
         if self._stepper.is_broken:
             raise EngineStoppedError("the engine was cut off in mid-step; make a new one")
         if self._is_closed:
             raise EngineStoppedError("the engine was closed")
-
-    def _run_together(
-        self,
-        jobs: list[tuple[TokenIds, SamplingParams]],
-        options: RequestOptions,
-        *,
-        has_reply: bool,
-    ) -> list[RequestOutput]:
-        """Run requests to their end; if anything interrupts that, none stays behind."""
-        request_ids: list[RequestId] = []
-        try:
-            for token_ids, params in jobs:
-                request_ids.append(
-                    self._submit(token_ids, params, options, has_reply=has_reply)
-                )
-            return self._wait_for(request_ids)
-        except BaseException:
-            self._drop(request_ids)
-            raise
-
-    def _wait_for(self, request_ids: list[RequestId]) -> list[RequestOutput]:
-        """Step until all of them have ended; outputs of others are kept for later."""
-        own: dict[RequestId, RequestOutput] = {}
-        others: list[RequestOutput] = []
-        waiting = set(request_ids)
-        try:
-            while waiting:
-                for output in self.step():
-                    is_own = output.request_id in waiting
-                    waiting.discard(output.request_id)
-                    if is_own:
-                        own[output.request_id] = output
-                    else:
-                        others.append(output)
-        finally:
-            self._outbox.put_back(others)
-        return [own[request_id] for request_id in request_ids]
-
-    def _drop(self, request_ids: list[RequestId]) -> None:
-        """Abort requests without handing out their outputs."""
-        if self._stepper.is_broken:
-            return
-        for request_id in request_ids:
-            self.abort(request_id)
-        self._outbox.drop(set(request_ids))

@@ -131,8 +131,7 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
         config = AutoConfig.from_pretrained(source, local_files_only=is_local)
     check_config(config)
     max_model_len = resolve_max_model_len(config, options)
-    with _reading(f"the model {source} has no tokenizer that can be read"):
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_local)
+    tokenizer = load_tokenizer(source)
     _register()
     with _reading(f"the weights of {source} cannot be read"):
         loaded: tuple[PreTrainedModel, dict[str, set[str]]]
@@ -155,6 +154,19 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
     # transformers wraps ``to``, and the wrapper loses its signature.
     model.to(options.device)  # type: ignore[arg-type]
     return prepare_model(model, tokenizer, options, max_model_len)
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in a directory, or the one a hub id names.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    with _reading(f"the model {source} has no tokenizer that can be read"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=Path(source).is_dir()
+        )
+    return tokenizer
 
 
 def prepare_model(

@@ -153,7 +153,8 @@ class RequestOutput:
             end that lie wholly in what a stop text cut off.
         prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
             far as it was computed; ``None`` for the first, which nothing precedes.
-        error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
+        error: A sentence if ``finish_reason`` is ``FAILED``, or if it is ``ABORTED``
+            because another model took the place of the request's own.
     """
 
     request_id: RequestId

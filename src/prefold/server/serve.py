@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from prefold.engine.assembly import Assembly, ModelSettings, assemble
+from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import EngineConfig, SchedulerConfig
 from prefold.engine.demo_model import SMOLLM2, SetupProgress
 from prefold.engine.engine import Engine
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.parts import EngineParts
 from prefold.engine.row_probe import Exactness
 from prefold.server.admin import make_admin_app
