@@ -153,6 +153,8 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
         )
     # transformers wraps ``to``, and the wrapper loses its signature.
     model.to(options.device)  # type: ignore[arg-type]
+    if options.device.type == "cpu":
+        _detach_from_files(model)
     return prepare_model(model, tokenizer, options, max_model_len)
 
 
@@ -227,6 +229,17 @@ def resolve_max_model_len(config: PreTrainedConfig, options: LoadOptions) -> int
             f" model's {limit} positions"
         )
     return longest if wanted is None else wanted
+
+
+@torch.no_grad()
+def _detach_from_files(model: PreTrainedModel) -> None:
+    """Give a model memory of its own for its weights, one tensor after the other.
+
+    They are in the mapped files until then: whoever wrote the next version over them
+    would change the running model under its digest, or end the process.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _register() -> None:
