@@ -18,8 +18,11 @@ from starlette.responses import JSONResponse
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
+    IncompatibleModelError,
     InvalidInputError,
+    ModelChangedError,
     PrefoldError,
+    SwapUnderWayError,
 )
 from prefold.server.credentials import AuthenticationError
 from prefold.server.limits import RateLimitedError
@@ -81,6 +84,17 @@ def to_http_error(error: PrefoldError | HttpError) -> HttpError:
         case RateLimitedError(retry_after_s=wait_s):
             found = HttpError(
                 429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s
+            )
+        case IncompatibleModelError():
+            found = HttpError(409, str(error), code="incompatible_model")
+        case SwapUnderWayError():
+            found = HttpError(409, str(error), code="swap_under_way")
+        case ModelChangedError():
+            found = HttpError(
+                503,
+                "the model is being replaced; send the request again",
+                code="model_replaced",
+                retry_after_s=_RETRY_AFTER_S,
             )
         case InvalidInputError():
             found = HttpError(400, str(error))

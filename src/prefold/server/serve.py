@@ -81,13 +81,15 @@ def serve(
             # The engine's thread holds the interpreter between its kernels; the loop must
             # not wait ten times its own work before it may send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-            def on_started() -> None:
-                announce(_announcement(config, doors, listeners, assembly, model))
-
+            announcement = _announcement(config, doors, listeners, assembly, model)
+            # It holds the model, which must be free to go when another takes its place.
+            del assembly
             first = asyncio.run(
                 run_planes(
-                    planes, listeners, drain_s=config.server.drain_s, on_started=on_started
+                    planes,
+                    listeners,
+                    drain_s=config.server.drain_s,
+                    on_started=lambda: announce(announcement),
                 )
             )
     return 0 if first is signal.SIGTERM else EXIT_INTERRUPTED
