@@ -566,6 +566,8 @@ _CROOKED = [
     "/cache/stats",
     "/cache/warm",
     "/cache/reset",
+    "/model/swap",
+    "/model/reload-template",
     "/queue",
     "/requests/x/timing",
 ]
@@ -608,7 +610,13 @@ def exchange(port: int, method: str, path: str, more: str = "") -> bytes:
 
 _POSTS = {
     "public": [TEXT, CHAT, "/tokenize"],
-    "admin": ["/cache/warm", "/cache/lookup", "/cache/reset"],
+    "admin": [
+        "/cache/warm",
+        "/cache/lookup",
+        "/cache/reset",
+        "/model/swap",
+        "/model/reload-template",
+    ],
 }
 
 
