@@ -25,6 +25,7 @@ from prefold.engine.config import RequestOptions
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, stopped
@@ -48,11 +49,16 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
-    """All that is asked of the engine in one call; ``n`` replies to each prompt."""
+    """All that is asked of the engine in one call; ``n`` replies to each prompt.
+
+    Attributes:
+        fingerprint: Of the model that the prompts were read for.
+    """
 
     prompts: Sequence[PromptPlan]
     options: RequestOptions
     n: int
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +237,8 @@ class OpenCall:
                     code="timeout",
                     retry_after_s=1.0,
                 )
+            case FinishReason.ABORTED if output.error is not None:
+                raise HttpError(503, output.error, code="model_replaced", retry_after_s=1.0)
             case FinishReason.ABORTED:
                 raise stopped()
 
@@ -285,14 +293,17 @@ class Desk:
         ticket = exchange.ticket
         if ticket is None:
             raise TypeError("a call came in without a ticket")
-        ticket.queue(
-            len(plan.prompts) * plan.n,
-            sum(prompt.num_reserved_tokens for prompt in plan.prompts),
-        )
+        # A call comes again where the model has changed since its prompts were read.
+        if not ticket.is_queued:
+            ticket.queue(
+                len(plan.prompts) * plan.n,
+                sum(prompt.num_reserved_tokens for prompt in plan.prompts),
+            )
         streams = await self._engine.submit_together(
             [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
             options=plan.options,
             n=plan.n,
+            fingerprint=plan.fingerprint,
         )
         exchange.was_taken = True
         call = OpenCall(streams, ticket, plan.n, exchange, self._observer)

@@ -9,12 +9,20 @@ import asyncio
 from collections.abc import Sequence
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import CacheListing, Everything, ListedRun, ListingBounds, Lookup
+from prefold.cache import (
+    CacheListing,
+    Everything,
+    ListedRun,
+    ListingBounds,
+    Lookup,
+    Receipt,
+)
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams
-from prefold.errors import CapacityError, EngineStoppedError
+from prefold.errors import CapacityError, EngineStoppedError, ModelChangedError
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.admin_protocol import (
     BlockFigures,
     ChoiceTimes,
@@ -40,19 +48,31 @@ _NO_REPLY = SamplingParams(max_tokens=0)
 
 
 async def warm(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> WarmReply:
     """Compute prompts without replies, so that later requests hit them.
 
     If it is cancelled, it ends within a step; whole blocks computed by then stay cached.
 
+    Args:
+        engine: Who computes them.
+        prompts: Their token ids.
+        options: Whose requests are to hit them.
+        fingerprint: Of the model that they were read for.
+
     Raises:
+        ModelChangedError: The model is another by now.
         RequestError: A prompt can never be served.
         CapacityError: There is no room now, or a computation failed.
         EngineStoppedError: No more requests are taken.
     """
     streams = await engine.submit_together(
-        [(prompt, _NO_REPLY) for prompt in prompts], options=options
+        [(prompt, _NO_REPLY) for prompt in prompts],
+        options=options,
+        fingerprint=fingerprint,
     )
     try:
         outputs = await asyncio.gather(*(stream.outputs() for stream in streams))
@@ -60,7 +80,7 @@ async def warm(
         for stream in streams:
             stream.abort()
         raise
-    found = await _look_up(engine, prompts, options)
+    found = await _look_up(engine, prompts, options, fingerprint)
     return WarmReply(
         prompts=[
             _warmed(output, lookup) for [output], lookup in zip(outputs, found, strict=True)
@@ -69,14 +89,20 @@ async def warm(
 
 
 async def look_up(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> LookupReply:
     """Say what prompts would hit at this moment. Has no effect.
 
+    The arguments are those of ``warm``.
+
     Raises:
+        ModelChangedError: The model is another by now.
         EngineStoppedError: The engine cannot be asked.
     """
-    found = await _look_up(engine, prompts, options)
+    found = await _look_up(engine, prompts, options, fingerprint)
     return LookupReply(
         prompts=[
             FoundPrompt(
@@ -97,6 +123,11 @@ async def reset(engine: AsyncEngine) -> ResetReply:
         EngineStoppedError: The engine cannot be asked.
     """
     receipt = await engine.call(lambda it: it.cache.invalidate(Everything()))
+    return to_reset_reply(receipt)
+
+
+def to_reset_reply(receipt: Receipt) -> ResetReply:
+    """Return a receipt as operators read it."""
     return ResetReply(
         dropped_blocks=receipt.num_blocks,
         leased_blocks=receipt.num_leased_blocks,
@@ -237,19 +268,24 @@ def _choice_times(choice: ChoiceTiming) -> ChoiceTimes:
 
 
 async def _look_up(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> list[Lookup]:
     def ask(it: Engine) -> list[Lookup]:
+        if it.parts.fingerprint != fingerprint:
+            raise ModelChangedError("the model was replaced; read the prompt again")
         return [it.lookup(prompt, options=options) for prompt in prompts]
 
     return await engine.call(ask)
 
 
 def _warmed(output: RequestOutput, lookup: Lookup) -> WarmedPrompt:
-    if output.finish_reason is FinishReason.ABORTED:
-        raise EngineStoppedError("the engine stopped before a prompt was computed")
     if output.error is not None:
         raise CapacityError(f"a prompt was not computed: {output.error}; try again")
+    if output.finish_reason is FinishReason.ABORTED:
+        raise EngineStoppedError("the engine stopped before a prompt was computed")
     return WarmedPrompt(
         prompt_tokens=output.usage.prompt_tokens,
         cached_tokens=output.usage.cached_tokens,

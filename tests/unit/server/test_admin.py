@@ -37,6 +37,8 @@ ROUTES = {
     ("POST", "/cache/lookup"): True,
     ("POST", "/cache/warm"): True,
     ("POST", "/cache/reset"): True,
+    ("POST", "/model/swap"): True,
+    ("POST", "/model/reload-template"): True,
     ("GET", "/openapi.json"): True,
     ("HEAD", "/openapi.json"): True,
 }
