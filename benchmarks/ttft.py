@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from prefold.engine.assembly import ModelSettings, Silence, assemble
+from prefold.engine.assembly import Silence, assemble
 from prefold.engine.demo_model import ensure_demo_model
 from prefold.engine.engine import Engine
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
 
 #: What the project promises, as shares of the SDPA forward.

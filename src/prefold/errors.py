@@ -5,6 +5,7 @@
     PrefoldError
     ├── InvalidInputError (ValueError)   can never work
     │   ├── ConfigError                  a value or a combination, at start
+    │   │   └── IncompatibleModelError   a model that cannot replace the running one
     │   └── RequestError                 one request: too long, bad sampling
     ├── CapacityError                    may work later
     │   ├── OutOfBlocksError             needed and available counts attached
@@ -12,6 +13,8 @@
     ├── UnusableStepError                a step's KV of some sequences is not numbers
     └── StateError (RuntimeError)        the object's state forbids the call
         ├── LeaseReleasedError
+        ├── ModelChangedError            a prompt was read for a model that is gone
+        ├── SwapUnderWayError
         └── EngineStoppedError
 
     InvariantError (AssertionError)      a bug in Prefold itself
@@ -33,6 +36,10 @@ class InvalidInputError(PrefoldError, ValueError):
 
 class ConfigError(InvalidInputError):
     """A setting, or a combination of settings, model and machine, cannot be used."""
+
+
+class IncompatibleModelError(ConfigError):
+    """A model cannot take the place of the one that runs; it needs a restart."""
 
 
 class RequestError(InvalidInputError):
@@ -79,6 +86,14 @@ class StateError(PrefoldError, RuntimeError):
 
 class LeaseReleasedError(StateError):
     """A lease was used after its release."""
+
+
+class ModelChangedError(StateError):
+    """A prompt was read for a model that is not the one that is served any more."""
+
+
+class SwapUnderWayError(StateError):
+    """The model is being replaced already."""
 
 
 class EngineStoppedError(StateError):

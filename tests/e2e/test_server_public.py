@@ -337,8 +337,8 @@ def test_bad_bytes_over_a_socket(loaded: LoadedModel) -> None:
         async with tiny_plane(loaded, config=config) as plane, serving(plane.app) as port:
             chunked = "transfer-encoding: chunked\r\n"
             head = (
-                f"POST {TEXT} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
-                f"{chunked}\r\n"
+                f"POST {TEXT} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                f"content-type: application/json\r\n{chunked}\r\n"
             ).encode()
             piece = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
             good = json.dumps(text_body("x", max_tokens=1)).encode()

@@ -566,6 +566,8 @@ _CROOKED = [
     "/cache/stats",
     "/cache/warm",
     "/cache/reset",
+    "/model/swap",
+    "/model/reload-template",
     "/queue",
     "/requests/x/timing",
 ]
@@ -595,7 +597,7 @@ def status_of(port: int, method: str, path: str, more: str = "") -> int:
 
 def exchange(port: int, method: str, path: str, more: str = "") -> bytes:
     """Send a request exactly as written, and return all that comes back."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{more}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{more}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(head.encode())
         found = b""
@@ -608,7 +610,13 @@ def exchange(port: int, method: str, path: str, more: str = "") -> bytes:
 
 _POSTS = {
     "public": [TEXT, CHAT, "/tokenize"],
-    "admin": ["/cache/warm", "/cache/lookup", "/cache/reset"],
+    "admin": [
+        "/cache/warm",
+        "/cache/lookup",
+        "/cache/reset",
+        "/model/swap",
+        "/model/reload-template",
+    ],
 }
 
 

@@ -43,23 +43,25 @@ class FakeRunnerError(RuntimeError):
     """The failure that a test asked for."""
 
 
-def next_digest(digest: int, token_id: int) -> int:
-    return (digest * _FACTOR + token_id + 1) & _MASK
+def next_digest(digest: int, token_id: int, weights: int = 0) -> int:
+    return (digest * _FACTOR + token_id + 1 + weights) & _MASK
 
 
 def next_token(digest: int) -> int:
     return (digest >> 33) % VOCAB_SIZE
 
 
-def expected_reply(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def expected_reply(
+    prompt: Sequence[int], num_tokens: int, *, weights: int = 0
+) -> list[int]:
     """What a request gets that runs alone and without a cache."""
     digest = 0
     for token_id in prompt:
-        digest = next_digest(digest, token_id)
+        digest = next_digest(digest, token_id, weights)
     reply = []
     for _ in range(num_tokens):
         reply.append(next_token(digest))
-        digest = next_digest(digest, reply[-1])
+        digest = next_digest(digest, reply[-1], weights)
     return reply
 
 
@@ -73,13 +75,15 @@ class FakeRunner:
         fails_copies: Whether copies outside a step fail.
         spoils: Says for which slices the logits are NaN.
         may_write: Says into which blocks a step may write.
+        weights: A number that every digest depends on.
         computed: How often each prefix was computed, by its digest.
         steps: The numbers of tokens of each step's slices.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, weights: int = 0) -> None:
         shape = (num_blocks, block_size)
         self.block_size = block_size
+        self.weights = weights
         self.positions = np.full(shape, _NOWHERE, dtype=np.int64)
         self.tokens = np.zeros(shape, dtype=np.uint64)
         self.digests = np.zeros(shape, dtype=np.uint64)
@@ -91,6 +95,17 @@ class FakeRunner:
         self.computed: dict[int, int] = {}
         self.steps: list[tuple[int, ...]] = []
         self.fails_copies = False
+
+    def successor(self, weights: int) -> FakeRunner:
+        """Return a runner of other weights over the same store.
+
+        What one of them has written, the other refuses to read.
+        """
+        runner = FakeRunner(0, self.block_size, weights=weights)
+        runner.positions, runner.tokens = self.positions, self.tokens
+        runner.digests = self.digests
+        runner.may_write = self.may_write
+        return runner
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         self.num_calls += 1
@@ -162,7 +177,7 @@ class FakeRunner:
             block, offset = divmod(piece.start - 1, size)
             digest = int(self.digests[piece.block_ids[block], offset])
         for index, token_id in enumerate(piece.token_ids.tolist()):
-            digest = next_digest(digest, token_id)
+            digest = next_digest(digest, token_id, self.weights)
             block, offset = divmod(piece.start + index, size)
             slot = piece.block_ids[block], offset
             self.positions[slot] = piece.start + index
@@ -181,7 +196,7 @@ class FakeRunner:
         if not np.array_equal(positions, np.arange(piece.end)):
             raise FakeStoreError("a slot of another position, or a missing one, was read")
         before = np.concatenate([np.zeros(1, dtype=np.uint64), digests[:-1]])
-        chained = before * np.uint64(_FACTOR) + tokens + np.uint64(1)
+        chained = before * np.uint64(_FACTOR) + tokens + np.uint64(1 + self.weights)
         if not np.array_equal(chained, digests):
             raise FakeStoreError("a slot of another prefix was read")
 

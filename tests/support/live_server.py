@@ -44,7 +44,7 @@ def raw_request(
 ) -> bytes:
     """Return the bytes of a POST; ``length`` may promise another body."""
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body) if length is None else length}\r\n{more}\r\n"
     )
     return head.encode() + body

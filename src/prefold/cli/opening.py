@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from prefold.cli.console import Screen, format_bytes
 from prefold.cli.options import ModelOptions
-from prefold.engine.assembly import Assembly, ModelSettings, assemble
+from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.engine import Engine
+from prefold.engine.model_settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

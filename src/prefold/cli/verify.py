@@ -8,7 +8,8 @@ from prefold.cli.busy import busy_note
 from prefold.cli.console import Screen
 from prefold.cli.options import ModelOptions
 from prefold.cli.verify_options import VerifyOptions
-from prefold.engine.assembly import Assembly, ModelSettings, assemble
+from prefold.engine.assembly import Assembly, assemble
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.verification import (
     VerificationReport,
     settings_of,

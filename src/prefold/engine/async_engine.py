@@ -14,25 +14,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from prefold.engine.admission import check_queue
+from prefold.engine.async_swaps import AsyncSwaps
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
+from prefold.engine.joint_submission import submit_jointly
 from prefold.engine.outbox import NewToken
+from prefold.engine.prepared_model import (
+    DEFAULT_DEADLINE_S,
+    prepare_swap,
+    prepare_template,
+)
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestId, RequestOutput, SamplingParams
 from prefold.engine.request_stream import RequestStream, StreamEvent
+from prefold.engine.swapping import SwapReceipt
 from prefold.errors import (
     EngineBrokenError,
     EngineStoppedError,
     InvariantError,
-    RequestError,
 )
+from prefold.identity.fingerprint import Fingerprint
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +71,8 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        #: For models that were prepared elsewhere.
+        self.swaps = AsyncSwaps(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(
             target=self._run, name="prefold-engine", daemon=True
@@ -91,7 +102,7 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for what never changes: its configuration and sizes."""
+        """The engine, to read its sizes, and the parts and limits of this moment."""
         return self._engine
 
     async def start(self) -> None:
@@ -142,6 +153,7 @@ class AsyncEngine:
         *,
         options: RequestOptions,
         n: int = 1,
+        fingerprint: Fingerprint | None = None,
         guard: Callable[[Engine], None] = lambda _: None,
     ) -> list[RequestStream]:
         """Queue several requests for ``n`` replies each, between two steps; all or none.
@@ -150,6 +162,7 @@ class AsyncEngine:
             jobs: Prompts, and how their tokens are chosen.
             options: Of all of them.
             n: Replies to each.
+            fingerprint: Of the model that their token ids were made for; None for any.
             guard: Called right before, on the engine's thread; nothing is queued if it
                 raises.
 
@@ -157,6 +170,7 @@ class AsyncEngine:
             Exception: Whatever ``guard`` raises.
             RequestError: One of them can never be served.
             CapacityError: There is no room for all of them now.
+            ModelChangedError: Another model is served by now; none was queued.
             EngineStoppedError: No more requests are taken.
         """
         if not self._is_accepting:
@@ -164,22 +178,7 @@ class AsyncEngine:
 
         def begin(engine: Engine) -> list[RequestStream]:
             guard(engine)
-            # Before any of them is queued: what was queued ends as an abort, and would
-            # be counted a second time.
-            for prompt, params in jobs:
-                engine.check(prompt, params)
-            _check_room(engine, len(jobs) * n)
-            opened: list[list[RequestId]] = []
-            try:
-                for prompt, params in jobs:
-                    opened.append([engine.submit(prompt, params, options=options)])
-                    if n > 1:
-                        opened[-1] += engine.fork(opened[-1][0], n - 1)
-            except BaseException:
-                for request_ids in opened:
-                    for request_id in request_ids:
-                        engine.abort(request_id)
-                raise
+            opened = submit_jointly(engine, jobs, options, n, fingerprint)
             return [self._open(request_ids) for request_ids in opened]
 
         submitted = asyncio.ensure_future(self.call(begin))
@@ -189,6 +188,35 @@ class AsyncEngine:
             # Whoever asked has gone; what was queued for it must not run.
             submitted.add_done_callback(_abort_results)
             raise
+
+    async def swap_model(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        drain: bool = True,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> SwapReceipt:
+        """As ``Engine.swap_model``; requests are served while the model is loaded.
+
+        Raises:
+            ConfigError: It cannot be used, or not without a restart; nothing was changed.
+            SwapUnderWayError: Another swap is not done yet.
+            EngineStoppedError: The engine stopped before the switch.
+        """
+        prepare = partial(prepare_swap, self._engine.parts, path)
+        return await self.swaps.load(prepare, drain=drain, deadline_s=deadline_s)
+
+    async def reload_template(self, template: str | None = None) -> SwapReceipt:
+        """As ``Engine.reload_template``.
+
+        Raises:
+            ConfigError: It is no template, or more than it was edited.
+            SwapUnderWayError: The model is being replaced.
+            EngineStoppedError: The engine has stopped.
+        """
+        engine = self._engine
+        prepare = partial(prepare_template, engine.parts, engine.config.limits, template)
+        return await self.swaps.load(prepare, drain=True, deadline_s=DEFAULT_DEADLINE_S)
 
     def _open(self, request_ids: list[RequestId]) -> RequestStream:
         stream = RequestStream(request_ids, self._abort)
@@ -318,19 +346,6 @@ class AsyncEngine:
 
 def _ignore(error: EngineStoppedError) -> None:
     del error
-
-
-def _check_room(engine: Engine, num_new: int) -> None:
-    """Refuse what may not wait."""
-    config = engine.config.scheduler
-    if num_new > config.max_queued:
-        raise RequestError(
-            f"{num_new} replies are asked for at once, but only {config.max_queued} "
-            "requests may wait (max_queued); ask for fewer"
-        )
-    # Between steps every running sequence holds one lease, and nobody else does.
-    num_waiting = engine.num_open - engine.cache.snapshot().num_leases
-    check_queue(num_waiting, num_new, config)
 
 
 def _count_open(engine: Engine) -> int:

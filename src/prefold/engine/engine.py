@@ -12,45 +12,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Self, Unpack
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import (
-    Approval,
-    ApprovalId,
-    ApprovalTerms,
-    ByApproved,
-    Lookup,
-    Receipt,
-    Selector,
-)
+from prefold.cache import Approval, ApprovalId, ApprovalTerms, Lookup, Receipt
 from prefold.engine import arguments
-from prefold.engine.admission import (
-    check_approval,
-    check_fits,
-    check_queue,
-)
-from prefold.engine.assembly import ModelSettings, assemble
+from prefold.engine.assembly import assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
-from prefold.engine.forking import Forking
 from prefold.engine.intake import Intake
+from prefold.engine.joint_run import JointRun
+from prefold.engine.model_settings import ModelArguments, ModelSettings
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
-from prefold.engine.prompt import Prompt, encode_prompt
-from prefold.engine.request import (
-    FinishReason,
-    RequestId,
-    RequestOutput,
-    SamplingParams,
+from prefold.engine.prepared_model import (
+    DEFAULT_DEADLINE_S,
+    PreparedModel,
+    prepare_swap,
+    prepare_template,
 )
-from prefold.engine.revocation import Revocation, revoke_domain
+from prefold.engine.prompt import Prompt
+from prefold.engine.reception import Reception
+from prefold.engine.request import FinishReason, RequestId, RequestOutput, SamplingParams
+from prefold.engine.revocation import Revoker
 from prefold.engine.scheduler import Scheduler
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
-from prefold.engine.together import Together
+from prefold.engine.swapping import Swapper, SwapReceipt
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
@@ -91,26 +82,19 @@ class Engine:
         self._stepper = Stepper(
             parts, self._scheduler, self.counters, self._sidecar, observer or NoObserver()
         )
-        self._forking = Forking(parts, self._scheduler, self._intake, config.scheduler)
+        self._reception = Reception(self._scheduler, self._stepper, config.scheduler)
+        self.swapper = Swapper(
+            self._scheduler, self._stepper, config.limits, self._take_over
+        )
+        self.revoker = Revoker(self._stepper, parts.cache)
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
-        self._together = Together(self._stepper, self.step)
+        self._joint_run = JointRun(self._stepper, self.step, self.abort)
         self._is_closed = False
 
     @classmethod
-    def from_pretrained(  # noqa: PLR0913 -- what people type, all but one by name
-        cls,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        cache_memory: str | int | None = None,
-        cache_blocks: int | None = None,
-        block_size: int = 16,
-        dtype: str = "float32",
-        kv_dtype: str | None = None,
-        max_model_len: int | None = None,
-        num_threads: int | None = None,
-        device: str = "cpu",
-        position_offset: int = 0,
+    def from_pretrained(
+        cls, path: str | os.PathLike[str] | None = None, **settings: Unpack[ModelArguments]
     ) -> Self:
         """Load a model from a directory or hub id, or the demo model, and make its engine.
 
@@ -120,18 +104,7 @@ class Engine:
         Raises:
             ConfigError: The model or a setting cannot be used; one sentence.
         """
-        settings = ModelSettings(
-            cache_memory=cache_memory,
-            cache_blocks=cache_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            max_model_len=max_model_len,
-            num_threads=num_threads,
-            device=device,
-            position_offset=position_offset,
-        )
-        assembly = assemble(path, settings)
+        assembly = assemble(path, ModelSettings(**settings))
         return cls(assembly.parts, assembly.config)
 
     # -- requests ------------------------------------------------------------------
@@ -150,7 +123,7 @@ class Engine:
             QueueFullError: Too many are waiting already.
             EngineStoppedError: The engine was closed.
         """
-        return self._submit(self._encode(prompt), params, options, has_reply=True)
+        return self._submit(self._intake.read(prompt), params, options, has_reply=True)
 
     def check(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> None:
         """Refuse what could never be served, and change nothing.
@@ -159,7 +132,7 @@ class Engine:
             RequestError: The message says what to change.
         """
         arguments.check_types(params, _PLAIN_OPTIONS)
-        check_fits(self.cache, self.config.limits, len(self._encode(prompt)), params)
+        self._intake.fit(self._intake.read(prompt), params)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now, for the next ``step`` to return; say if it was open.
@@ -188,9 +161,7 @@ class Engine:
         reply = self._replies.get(request_id)
         if reply is None:
             raise RequestError("there is no open request with this id")
-        forks = self._forking.fork(reply, num_forks)
-        self._replies.update(forks)
-        return list(forks)
+        return self._reception.fork(reply, num_forks)
 
     # -- steps ---------------------------------------------------------------------
 
@@ -207,7 +178,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to hand out."""
-        return bool(self._replies) or self._outbox.has_outputs
+        return bool(self._replies) or self._outbox.has_outputs or self.swapper.is_pending
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have ended since the last one.
@@ -218,6 +189,7 @@ class Engine:
         """
         self._check_open()
         self._outbox.take_tokens()
+        self.swapper.advance()
         self._stepper.step()
         return self._outbox.take()
 
@@ -248,8 +220,9 @@ class Engine:
         """
         arguments.check_prompts("generate", prompts)
         each = arguments.params_of_each(params, len(prompts))
-        jobs = list(zip(map(self._encode, prompts), each, strict=True))
-        return self._run_together(jobs, options, has_reply=True)
+        jobs = zip([self._intake.read(prompt) for prompt in prompts], each, strict=True)
+        submit = partial(self._submit, options=options, has_reply=True)
+        return self._joint_run.run(partial(submit, *job) for job in jobs)
 
     def warm(
         self, prompts: Sequence[Prompt], *, options: RequestOptions = _PLAIN_OPTIONS
@@ -264,9 +237,9 @@ class Engine:
             CapacityError: A prompt's computation failed.
         """
         arguments.check_prompts("warm", prompts)
-        encoded = [self._encode(prompt) for prompt in prompts]
-        jobs = [(token_ids, _GREEDY) for token_ids in encoded]
-        for output in self._run_together(jobs, options, has_reply=False):
+        encoded = [self._intake.read(prompt) for prompt in prompts]
+        submit = partial(self._submit, params=_GREEDY, options=options, has_reply=False)
+        for output in self._joint_run.run(partial(submit, ids) for ids in encoded):
             if output.error is not None:
                 raise CapacityError(output.error)
         return [
@@ -280,12 +253,9 @@ class Engine:
             RequestError: The prompt could not be served.
         """
         arguments.check_options(options)
-        return self.cache.lookup(
-            self.parts.fingerprint,
-            options.domain,
-            self._encode(prompt),
-            access=options.access,
-        )
+        token_ids = self._intake.read(prompt)
+        fingerprint, domain = self.parts.fingerprint, options.domain
+        return self.cache.lookup(fingerprint, domain, token_ids, access=options.access)
 
     # -- sharing -------------------------------------------------------------------
 
@@ -308,28 +278,77 @@ class Engine:
         """
         terms = ApprovalTerms(label=label, pinned=pinned, ttl_s=ttl_s)
         options = RequestOptions(domain=domain, approval=terms)
-        job = (self._encode(prompt), _GREEDY)
-        [output] = self._run_together([job], options, has_reply=False)
+        token_ids = self._intake.read(prompt)
+        submit = partial(self._submit, token_ids, _GREEDY, options, has_reply=False)
+        [output] = self._joint_run.run([submit])
         if output.approval is None:
             raise CapacityError(output.error or "it was aborted before it was computed")
         return output.approval
 
     def withdraw(self, approval_id: ApprovalId) -> Receipt:
         """End an approval; see ``ByApproved``."""
-        return self.invalidate(ByApproved(approval_id=approval_id))
+        return self.cache.withdraw(approval_id)
 
     def approvals(self) -> tuple[Approval, ...]:
         """Return the approvals that hold, oldest first."""
         return self.cache.approved.approvals()
 
-    def invalidate(self, selector: Selector) -> Receipt:
-        """Make what a selector covers unfindable; see ``PrefixCache.invalidate``."""
-        return self.cache.invalidate(selector)
+    # -- another model -------------------------------------------------------------
 
-    def revoke(self, domain: Domain, *, drains: bool = False) -> Revocation:
-        """End all that a domain has here; see ``prefold.engine.revocation``."""
-        with self._stepper.unbroken():
-            return revoke_domain(domain, self._stepper, self.cache, drains=drains)
+    def swap_model(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        drain: bool = True,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        position_offset: int | None = None,
+        max_model_len: int | None = None,
+    ) -> SwapReceipt:
+        """Load another model, or this one's next version, by ``prepare_swap``, and swap.
+
+        Raises:
+            ConfigError: It cannot be used, or not without a restart; nothing was changed.
+            SwapUnderWayError: Another swap waits already.
+        """
+        prepared = prepare_swap(
+            self.parts, path, position_offset=position_offset, max_model_len=max_model_len
+        )
+        return self.swap(prepared, drain=drain, deadline_s=deadline_s)
+
+    def swap(
+        self,
+        prepared: PreparedModel,
+        *,
+        drain: bool = True,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> SwapReceipt:
+        """Let a prepared model take this one's place, stepping until it has.
+
+        With ``drain`` requests that have begun may end first, for ``deadline_s`` seconds.
+        Without, those that have no token of a reply begin anew. Others are aborted.
+
+        Raises:
+            ConfigError: It was prepared for another engine.
+            SwapUnderWayError: Another swap waits already.
+        """
+        self._check_open()
+        pending = self.swapper.begin(prepared, drain=drain, deadline_s=deadline_s)
+        try:
+            self._joint_run.until(lambda: pending.receipt is not None)
+        finally:
+            self.swapper.call_off(pending)
+        return pending.done()
+
+    def reload_template(self, template: str | None = None) -> SwapReceipt:
+        """Take an edited chat template, or read it anew from where the model is.
+
+        Requests that run just go on; nothing they leave behind is found by later ones.
+
+        Raises:
+            ConfigError: It is no template, or more than it was edited.
+            SwapUnderWayError: The model is being replaced.
+        """
+        return self.swap(prepare_template(self.parts, self.config.limits, template))
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""
@@ -343,6 +362,7 @@ class Engine:
         """Raise ``InvariantError`` if requests, sequences, leases and blocks disagree."""
         self._scheduler.check_invariants()
         self._sidecar.check_invariants()
+        self.swapper.check_invariants()
         known = {reply.sequence for reply in self._replies.values()}
         held = {*self._scheduler.running, *self._scheduler.queue.sequences()}
         if known != held:
@@ -350,8 +370,12 @@ class Engine:
 
     # -- inside --------------------------------------------------------------------
 
-    def _encode(self, prompt: Prompt) -> TokenIds:
-        return encode_prompt(prompt, self.parts.tokenizer, self.config.limits)
+    def _take_over(self, prepared: PreparedModel) -> Intake:
+        """Let everything here refer to another model."""
+        self.parts = prepared.parts
+        self.config = replace(self.config, limits=prepared.limits)
+        self._intake = Intake(self.parts, self.config.limits, self._sidecar.width)
+        return self._intake
 
     def _submit(
         self,
@@ -362,37 +386,12 @@ class Engine:
         has_reply: bool,
     ) -> RequestId:
         self._check_open()
-        arguments.check_types(params, options)
-        if options.approval is not None:
-            has_reply = False
-            check_approval(self.parts, options.domain, token_ids, options.approval)
-        limits, made = self.config.limits, params if has_reply else None
-        max_tokens = check_fits(self.cache, limits, len(token_ids), made)
-        check_queue(len(self._scheduler.queue), 1, self.config.scheduler)
-        arrival = self._intake.next_arrival()
-        reply = self._intake.open(
-            arrival, token_ids, params, max_tokens=max_tokens, options=options
+        return self._reception.submit(
+            self._intake, token_ids, params, options, has_reply=has_reply
         )
-        request_id = reply.sequence.request_id
-        with self._stepper.unbroken():
-            self._scheduler.add(reply.sequence)
-            self._replies[request_id] = reply
-        return request_id
 
     def _check_open(self) -> None:
         if self._stepper.is_broken:
             raise EngineStoppedError("the engine was cut off in mid-step; make a new one")
         if self._is_closed:
             raise EngineStoppedError("the engine was closed")
-
-    def _run_together(
-        self,
-        jobs: list[tuple[TokenIds, SamplingParams]],
-        options: RequestOptions,
-        *,
-        has_reply: bool,
-    ) -> list[RequestOutput]:
-        return self._together.run(
-            partial(self._submit, token_ids, params, options, has_reply=has_reply)
-            for token_ids, params in jobs
-        )

@@ -113,8 +113,8 @@ def build_fingerprint(
         architecture=type(model).__name__,
         config=_digest_config(model.config),
         weights=weights,
-        tokenizer=_digest_tokenizer(tokenizer),
-        chat_template=_digest_chat_template(tokenizer),
+        tokenizer=digest_tokenizer(tokenizer),
+        chat_template=digest_chat_template(tokenizer),
         adapter=adapter,
         position_config=_digest_positions(model),
         position_offset=kv_format.position_offset,
@@ -167,7 +167,8 @@ def _compute_dtype(model: PreTrainedModel) -> str:
     return "+".join(sorted(names))
 
 
-def _digest_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bytes:
+def digest_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """Return the digest of what gives token ids their meaning."""
     special = _canonical("the special tokens", _special_tokens(tokenizer))
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = tokenizer.backend_tokenizer
@@ -205,7 +206,8 @@ def _read_vocabulary_file(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return digest("vocabulary-file", Path(path).read_bytes()).hex()
 
 
-def _digest_chat_template(tokenizer: PreTrainedTokenizerBase) -> bytes | None:
+def digest_chat_template(tokenizer: PreTrainedTokenizerBase) -> bytes | None:
+    """Return the digest of the chat template; None if there is none."""
     template = tokenizer.chat_template
     if template is None:
         return None

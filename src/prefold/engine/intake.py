@@ -1,11 +1,13 @@
-"""Intake: makes the sequence and the reply of a request that was checked."""
+"""Intake: reads and checks requests, and makes the sequence and the reply of one."""
 
 from __future__ import annotations
 
 from prefold.blocks.table import TokenIds
+from prefold.engine.admission import check_capacity
 from prefold.engine.config import ModelLimits, RequestOptions
-from prefold.engine.detokenizer import Detokenizer
+from prefold.engine.detokenizer import Detokenizer, TextStream
 from prefold.engine.parts import EngineParts
+from prefold.engine.prompt import Prompt, encode_prompt
 from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.sequence import Sequence
@@ -21,27 +23,39 @@ class Intake:
         sidecar_width: Alternatives that are kept of a prompt's tokens.
     """
 
-    __slots__ = ("_detokenizer", "_limits", "_num_arrivals", "_parts", "_sidecar_width")
+    __slots__ = ("_detokenizer", "_limits", "_parts", "_sidecar_width")
 
     def __init__(self, parts: EngineParts, limits: ModelLimits, sidecar_width: int) -> None:
-        self._num_arrivals = 0
         self._parts = parts
         self._limits = limits
         self._sidecar_width = sidecar_width
         tokenizer = parts.tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
 
-    def next_arrival(self) -> int:
-        """Return the next number in the order of arrival."""
-        self._num_arrivals += 1
-        return self._num_arrivals
+    def read(self, prompt: Prompt) -> TokenIds:
+        """Return a prompt's token ids.
+
+        Raises:
+            RequestError: As ``encode_prompt``.
+        """
+        return encode_prompt(prompt, self._parts.tokenizer, self._limits)
+
+    def fit(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
+        """Return how many tokens the reply may have; none where it is not wanted.
+
+        Raises:
+            RequestError: The memory can never hold it.
+        """
+        room = self._limits.max_model_len - len(token_ids)
+        max_tokens = 0 if params is None else min(params.max_tokens, room)
+        check_capacity(self._parts.cache, len(token_ids), max_tokens)
+        return max_tokens
 
     def open(
         self,
         arrival: int,
         token_ids: TokenIds,
         params: SamplingParams,
-        *,
         max_tokens: int,
         options: RequestOptions,
     ) -> Reply:
@@ -65,11 +79,30 @@ class Intake:
         if params.prompt_logprobs is not None:
             known = PromptLogprobs(len(token_ids), self._sidecar_width)
             sequence.prompt_logprobs = known
+        return Reply(
+            sequence,
+            sampler_state,
+            self._start_text(params),
+            stop_ids=self._stop_ids(params),
+            now=parts.clock(),
+        )
+
+    def renew(self, reply: Reply) -> None:
+        """Let a request that another intake took in, and has no token, be as of this one.
+
+        Both have the same vocabulary.
+        """
+        reply.sequence.renew(self._parts.fingerprint)
+        reply.renew(self._start_text(reply.params), self._stop_ids(reply.params))
+
+    def _start_text(self, params: SamplingParams) -> TextStream | None:
+        if self._detokenizer is None:
+            return None
+        return self._detokenizer.start(frozenset(params.stop_token_ids))
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         stop_ids = frozenset(params.stop_token_ids)
-        text = None if self._detokenizer is None else self._detokenizer.start(stop_ids)
-        if not params.ignore_eos:
-            stop_ids |= self._limits.eos_token_ids
-        return Reply(sequence, sampler_state, text, stop_ids=stop_ids, now=parts.clock())
+        return stop_ids if params.ignore_eos else stop_ids | self._limits.eos_token_ids
 
 
 def request_id_of(arrival: int) -> RequestId:

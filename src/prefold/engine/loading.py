@@ -131,8 +131,7 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
         config = AutoConfig.from_pretrained(source, local_files_only=is_local)
     check_config(config)
     max_model_len = resolve_max_model_len(config, options)
-    with _reading(f"the model {source} has no tokenizer that can be read"):
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_local)
+    tokenizer = load_tokenizer(source)
     _register()
     with _reading(f"the weights of {source} cannot be read"):
         loaded: tuple[PreTrainedModel, dict[str, set[str]]]
@@ -154,7 +153,22 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
         )
     # transformers wraps ``to``, and the wrapper loses its signature.
     model.to(options.device)  # type: ignore[arg-type]
+    if options.device.type == "cpu":
+        _detach_from_files(model)
     return prepare_model(model, tokenizer, options, max_model_len)
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in a directory, or the one a hub id names.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    with _reading(f"the model {source} has no tokenizer that can be read"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=Path(source).is_dir()
+        )
+    return tokenizer
 
 
 def prepare_model(
@@ -215,6 +229,17 @@ def resolve_max_model_len(config: PreTrainedConfig, options: LoadOptions) -> int
             f" model's {limit} positions"
         )
     return longest if wanted is None else wanted
+
+
+@torch.no_grad()
+def _detach_from_files(model: PreTrainedModel) -> None:
+    """Give a model memory of its own for its weights, one tensor after the other.
+
+    They are in the mapped files until then: whoever wrote the next version over them
+    would change the running model under its digest, or end the process.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _register() -> None:

@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from prefold.cache import PrefixCache
 from prefold.engine.batch import Runner
+from prefold.engine.kv_store import KvStore
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.sampler import Sampler
 from prefold.identity.fingerprint import Fingerprint
 
@@ -20,12 +22,28 @@ def _random_seed() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOrigin:
+    """Where a model came from, so that its next version can be loaded in the same way.
+
+    Attributes:
+        source: A directory or a hub id.
+        settings: How it was loaded.
+        store: Its KV, which the next version goes on using.
+    """
+
+    source: str
+    settings: ModelSettings
+    store: KvStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """What an engine is put together from; it becomes the only user of them.
 
     Attributes:
         fingerprint: Of the model behind ``runner``; what is cached is filed under it.
         tokenizer: For prompts and replies as text; None allows token ids only.
+        origin: Of the model; None for one that cannot be loaded again.
         clock: Seconds, never decreasing.
         entropy: Seeds for requests that name none.
     """
@@ -35,5 +53,6 @@ class EngineParts:
     sampler: Sampler
     fingerprint: Fingerprint
     tokenizer: PreTrainedTokenizerBase | None = None
+    origin: ModelOrigin | None = None
     clock: Callable[[], float] = time.monotonic
     entropy: Callable[[], int] = _random_seed

@@ -107,6 +107,11 @@ class Reply:
         may_be_cut = self._text is not None and bool(self.params.stop)
         return self._held.let_go(self._stop_text.num_given if may_be_cut else None)
 
+    def renew(self, text: TextStream | None, stop_ids: frozenset[int]) -> None:
+        """Begin anew under another model; only while there is no token."""
+        self._text = text
+        self.stop_ids = stop_ids
+
     def flush(self) -> str:
         """Return the text that was still waiting for more tokens."""
         if self._text is None:

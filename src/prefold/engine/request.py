@@ -154,7 +154,8 @@ class RequestOutput:
         prompt_logprobs: With ``prompt_logprobs``, one for each token of the prompt, as
             far as it was computed; ``None`` for the first, which nothing precedes.
         approval: What was approved, where that was asked for and did not fail.
-        error: A sentence, exactly if ``finish_reason`` is ``FAILED``.
+        error: A sentence if ``finish_reason`` is ``FAILED``, or if it is ``ABORTED``
+            because another model took the place of the request's own.
     """
 
     request_id: RequestId

@@ -56,6 +56,7 @@ class Scheduler:
         "_counters",
         "_num_plans",
         "_owners",
+        "admits_new",
         "queue",
         "running",
     )
@@ -76,12 +77,11 @@ class Scheduler:
         # The new request that there was no room for: it is the next one, whoever else
         # has the turn, or a stream of smaller ones could pass it for ever.
         self._blocked: Sequence | None = None
+        #: Whether sequences that never ran may begin to.
+        self.admits_new = True
         #: Sequences that hold a lease, by arrival.
         self.running: list[Sequence] = []
         self.queue = RequestQueue()
-
-    def __len__(self) -> int:
-        return len(self.running) + len(self.queue)
 
     # -- a sequence's life ---------------------------------------------------------
 
@@ -108,7 +108,8 @@ class Scheduler:
     ) -> None:
         """Let ``twins`` go on where ``sequence`` is, sharing what it has computed.
 
-        They run at once if it is running, and are queued otherwise.
+        They run at once if it is running, and are queued otherwise: as one that was
+        admitted before if it was, for they have its tokens.
 
         Raises:
             OutOfBlocksError: There is no room for the copies of the last, partly filled
@@ -117,6 +118,9 @@ class Scheduler:
         lease = sequence.lease
         if lease is None or lease.copy_source is not None:
             for twin in twins:
+                if sequence.state is not SequenceState.QUEUED:
+                    twin.state = SequenceState.PREEMPTED
+                    twin.queued_step = self._num_plans
                 self.queue.add(twin)
             return
         forks = self._cache.fork(lease, sequence.tokens, sequence.num_computed, len(twins))
@@ -210,18 +214,14 @@ class Scheduler:
 
     def _make_room(self, draft: StepDraft, sequence: Sequence, end: int) -> bool:
         """Reserve; say whether the sequence is still running afterwards."""
-        while not self._try_reserve(sequence.held_lease, end):
-            victim = self._preempt_one(draft)
-            if victim is sequence:
-                return False
-        return True
-
-    def _try_reserve(self, lease: Lease, end: int) -> bool:
-        try:
-            self._cache.reserve(lease, end)
-        except OutOfBlocksError:
-            return False
-        return True
+        while True:
+            try:
+                self._cache.reserve(sequence.held_lease, end)
+            except OutOfBlocksError:
+                if self._preempt_one(draft) is sequence:
+                    return False
+            else:
+                return True
 
     # -- preemption ----------------------------------------------------------------
 
@@ -237,14 +237,18 @@ class Scheduler:
         if victim is None:
             raise InvariantError("a sequence does not fit although it is alone")
         draft.discard(victim)
+        self.preempt(victim)
+        return victim
+
+    def preempt(self, victim: Sequence) -> None:
+        """Let a running sequence give its blocks back, and wait to go on."""
         self._release(victim)
         victim.state = SequenceState.PREEMPTED
-        victim.queued_step = draft.number
+        victim.queued_step = self._num_plans
         if victim.is_started:
             victim.counts_hits = False
         self.queue.add(victim)
         self._counters.num_preemptions += 1
-        return victim
 
     def _oldest(self) -> Sequence | None:
         """Return the one that arrived first of all that were ever admitted."""
@@ -296,6 +300,8 @@ class Scheduler:
 
     def _admit(self, draft: StepDraft) -> None:
         """Admit new requests, until one finds no room."""
+        if not self.admits_new:
+            return
         barrier = self._barrier(draft.number)
         for sequence in self._candidates():
             if self._is_full(draft):

@@ -166,6 +166,16 @@ class Sequence:
         return self.num_tokens < len(self._buffer) - 1
 
     @property
+    def max_tokens(self) -> int:
+        """Tokens of prompt and reply that it may come to have."""
+        return len(self._buffer) - 1
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether a token of its reply is known, so that the rest must fit to it."""
+        return self.num_tokens > self.num_prompt_tokens
+
+    @property
     def num_ready(self) -> int:
         """Leading tokens with KV once the pending copy, if there is one, is done."""
         return max(self.num_computed, self.held_lease.num_hit_tokens)
@@ -185,6 +195,24 @@ class Sequence:
         """Add a sampled token."""
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def renew(self, fingerprint: Fingerprint) -> None:
+        """Begin anew under another model: nothing it has met so far counts any more.
+
+        Called only while it holds nothing and has no token of a reply.
+        """
+        self.fingerprint = fingerprint
+        if self.prompt_logprobs is not None:
+            width = self.prompt_logprobs.width
+            self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens, width)
+        self.num_restored = 0
+        self.num_cached = 0
+        self.counts_hits = True
+        self.miss = None
+        # Versions of two trees may be the same number, and mean nothing to each other.
+        self.lookup = None
+        self.lookup_version = None
+        self.wait = None
 
     def branch(self, request_id: RequestId, arrival: int) -> Sequence:
         """Return a queued sequence with the same tokens, and room for as many more."""

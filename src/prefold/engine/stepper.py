@@ -42,6 +42,7 @@ class Stepper:
     """Runs steps, and ends requests. Owned by the engine.
 
     Attributes:
+        parts: What steps are carried out with; changed between two steps only.
         replies: What is kept of the open requests.
         outbox: What they have produced and nobody has taken yet.
         is_broken: Whether the bookkeeping was cut off half-way, by an interrupt or by a
@@ -51,11 +52,11 @@ class Stepper:
     __slots__ = (
         "_counters",
         "_observer",
-        "_parts",
         "_scheduler",
         "_sidecar",
         "is_broken",
         "outbox",
+        "parts",
         "replies",
     )
 
@@ -67,7 +68,7 @@ class Stepper:
         sidecar: Sidecar,
         observer: EngineObserver,
     ) -> None:
-        self._parts = parts
+        self.parts = parts
         self._sidecar = sidecar
         self._observer = observer
         self._scheduler = scheduler
@@ -95,13 +96,13 @@ class Stepper:
         """
         with self.unbroken():
             step = self._scheduler.plan()
-            started_at = self._parts.clock()
+            started_at = self.parts.clock()
             self._note_admissions(step, started_at)
         if not step.advances:
             return
         try:
             # May be interrupted: nothing has happened to a sequence before it is done.
-            logits = self._parts.runner.execute(step.plan)
+            logits = self.parts.runner.execute(step.plan)
         except InvariantError:
             raise
         except UnusableStepError as error:
@@ -120,7 +121,7 @@ class Stepper:
         with self.unbroken():
             self._apply(step, logits, self._sample(step, logits))
         num_tokens = sum(advance.end - advance.start for advance in step.advances)
-        self._observer.on_step(self._parts.clock() - started_at, num_tokens)
+        self._observer.on_step(self.parts.clock() - started_at, num_tokens)
 
     def end(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
         """End a request, whatever it is doing, and put its output into the outbox.
@@ -140,7 +141,7 @@ class Stepper:
             if not _try_flush(reply) and error is None:
                 reason, error = FinishReason.FAILED, _NO_TEXT
             rest = reply.end_tokens()
-            output = reply.output(reason, self._parts.clock(), error)
+            output = reply.output(reason, self.parts.clock(), error)
             if approval is not None:
                 output = replace(output, approval=approval)
             self.outbox.add(output, rest)
@@ -151,7 +152,7 @@ class Stepper:
         terms = sequence.options.approval
         if terms is None or reason is not FinishReason.LENGTH:
             return None
-        cache = self._parts.cache
+        cache = self.parts.cache
         # A pin must leave every open request what it was promised at its submission.
         others = (it.sequence for it in self.replies.values() if it is not reply)
         num_kept = max((other.max_num_tokens for other in others), default=0)
@@ -177,7 +178,7 @@ class Stepper:
             # The others are of prompts whose log-probabilities are wanted.
             last = np.cumsum([piece.num_logits for piece in step.plan.slices]) - 1
             logits = logits[last[[advance.is_sampled for advance in step.advances]]]
-        return self._parts.sampler.sample_batch(logits, states) if states else []
+        return self.parts.sampler.sample_batch(logits, states) if states else []
 
     def _fail(self, step: ScheduledStep, error: str) -> None:
         self._counters.num_failed_steps += 1
@@ -187,7 +188,7 @@ class Stepper:
     def _apply(
         self, step: ScheduledStep, logits: torch.Tensor, rows: list[SampledRow]
     ) -> None:
-        now = self._parts.clock()
+        now = self.parts.clock()
         sampled = iter(rows)
         end_row = 0
         for advance, piece in zip(step.advances, step.plan.slices, strict=True):

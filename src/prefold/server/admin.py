@@ -11,6 +11,8 @@
 | ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
 | ``POST /cache/invalidate``, ``/reset`` | drop what is cached, with a receipt |
 | ``DELETE /domains/{path}`` | revokes a domain: keys, requests and what is cached |
+| ``POST /model/swap`` | another model, or the next version of this one |
+| ``POST /model/reload-template`` | the chat template as it is on disk now |
 | ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
 
 The token is asked for before routing, so that a route added later is behind it too.
@@ -51,11 +53,12 @@ from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
 from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
+from prefold.server.model_admin import model_router
 from prefold.server.observer import Plane
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import take_snapshot
 
@@ -75,7 +78,7 @@ def make_admin_app(
 
     Args:
         engine: What it looks at and acts on.
-        model: The model behind it.
+        model: The model behind it, to begin with.
         token: What every request but those of ``OPEN_PATHS`` must bring.
         metrics: What ``/metrics`` shows, and where this plane's answers are counted.
         config: Limits of bodies and of time, and whether text of prompts may be shown.
@@ -101,12 +104,15 @@ def make_admin_app(
     app.include_router(_open_router(engine))
     # For the document only: it is the gate that asks for the token.
     guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
-    guarded.include_router(_figures_router(engine, model, config))
+    models = CurrentModel(engine, model)
+    readers = PerModel(models, lambda model: PromptReader(model, tenants))
+    guarded.include_router(_figures_router(engine, models, config))
     guarded.include_router(_metrics_router(engine, metrics))
-    reader, timeout_s = PromptReader(model, tenants), config.request_timeout_s
-    guarded.include_router(_cache_router(engine, reader, timeout_s))
-    guarded.include_router(approvals_router(engine, reader, timeout_s))
-    guarded.include_router(invalidation_router(engine, reader, permits))
+    timeout_s = config.request_timeout_s
+    guarded.include_router(_cache_router(engine, readers, timeout_s))
+    guarded.include_router(approvals_router(engine, readers, timeout_s))
+    guarded.include_router(invalidation_router(engine, readers, permits))
+    guarded.include_router(model_router(engine, models))
     app.include_router(guarded)
     return app
 
@@ -157,7 +163,7 @@ def _open_router(engine: AsyncEngine) -> APIRouter:
 
 
 def _figures_router(
-    engine: AsyncEngine, model: ServedModel, config: ServerConfig
+    engine: AsyncEngine, models: CurrentModel, config: ServerConfig
 ) -> APIRouter:
     router = APIRouter(responses=ERROR_RESPONSES)
 
@@ -171,7 +177,7 @@ def _figures_router(
     @router.get("/cache/stats")
     async def stats() -> StatsReply:
         """Return the cache's and the engine's figures."""
-        return await operations.read_stats(engine, model)
+        return await operations.read_stats(engine, models.get())
 
     @router.get("/cache/tree", response_model=TreeReply)
     async def tree(
@@ -182,7 +188,7 @@ def _figures_router(
         runs = await operations.read_tree(
             engine,
             ListingBounds(max_nodes=max_nodes, max_depth=depth),
-            model if config.allow_prompt_text else None,
+            models.get() if config.allow_prompt_text else None,
         )
         # Thousands of runs take longer to write than anybody else should wait.
         text = await asyncio.to_thread(runs.model_dump_json)
@@ -229,7 +235,7 @@ def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
 
 
 def _cache_router(
-    engine: AsyncEngine, reader: PromptReader, timeout_s: float | None
+    engine: AsyncEngine, readers: PerModel[PromptReader], timeout_s: float | None
 ) -> APIRouter:
     router = APIRouter(responses=ERROR_RESPONSES)
 
@@ -237,17 +243,21 @@ def _cache_router(
     async def warm(request: PromptRequest, http: Request) -> WarmReply:
         """Compute prompts now, so that later requests hit them."""
 
-        async def work() -> WarmReply:
+        async def work(reader: PromptReader) -> WarmReply:
             prompts, options = await reader.read(request, body_size(http))
-            return await operations.warm(engine, prompts, options)
+            return await operations.warm(engine, prompts, options, reader.fingerprint)
 
-        return await while_wanted(work(), http.receive, timeout_s=timeout_s)
+        return await while_wanted(readers.serve(work), http.receive, timeout_s=timeout_s)
 
     @router.post("/cache/lookup")
     async def look_up(request: PromptRequest, http: Request) -> LookupReply:
         """Say what prompts would hit. Has no effect."""
-        prompts, options = await reader.read(request, body_size(http))
-        return await operations.look_up(engine, prompts, options)
+
+        async def work(reader: PromptReader) -> LookupReply:
+            prompts, options = await reader.read(request, body_size(http))
+            return await operations.look_up(engine, prompts, options, reader.fingerprint)
+
+        return await readers.serve(work)
 
     return router
 

@@ -24,6 +24,7 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, stopped
@@ -49,11 +50,16 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
-    """All that is asked of the engine in one call; ``n`` replies to each prompt."""
+    """All that is asked of the engine in one call; ``n`` replies to each prompt.
+
+    Attributes:
+        fingerprint: Of the model that the prompts were read for.
+    """
 
     prompts: Sequence[PromptPlan]
     wish: CacheWish
     n: int
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +242,8 @@ class OpenCall:
                 )
             case FinishReason.ABORTED if self._permit.is_revoked:
                 raise revoked()
+            case FinishReason.ABORTED if output.error is not None:
+                raise HttpError(503, output.error, code="model_replaced", retry_after_s=1.0)
             case FinishReason.ABORTED:
                 raise stopped()
 
@@ -293,14 +301,18 @@ class Desk:
             PrefoldError: As the limits and the engine raise it.
         """
         permit = self._permits.take(caller_of(exchange), plan.wish)
-        ticket_of(exchange).queue(
-            len(plan.prompts) * plan.n,
-            sum(prompt.num_reserved_tokens for prompt in plan.prompts),
-        )
+        ticket = ticket_of(exchange)
+        # A call comes again where the model has changed since its prompts were read.
+        if not ticket.is_queued:
+            ticket.queue(
+                len(plan.prompts) * plan.n,
+                sum(prompt.num_reserved_tokens for prompt in plan.prompts),
+            )
         streams = await self._engine.submit_together(
             [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
             options=permit.options,
             n=plan.n,
+            fingerprint=plan.fingerprint,
             guard=lambda _: permit.check(),
         )
         exchange.was_taken = True

@@ -28,7 +28,7 @@ from prefold.server.protocol_chat import (
 )
 from prefold.server.replies import ReplyHeads, to_answer
 from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.streaming import open_stream
 
 #: What a reply of no stated length is charged until it has ended; it may well be shorter
@@ -124,6 +124,7 @@ class ChatRoute:
             ],
             wish=to_wish(request),
             n=n,
+            fingerprint=self._model.fingerprint,
         )
 
     def _stated_tokens(self, request: ChatRequest) -> int | None:
@@ -141,10 +142,12 @@ class ChatRoute:
         return check_max_tokens(name, stated, self._model.limits.max_model_len)
 
 
-def chat_router(desk: Desk, model: ServedModel, template: ChatTemplate) -> APIRouter:
+def chat_router(desk: Desk, models: CurrentModel) -> APIRouter:
     """Return the route."""
     router = APIRouter(responses=ERROR_RESPONSES)
-    route = ChatRoute(desk, model, template)
+    routes = PerModel(
+        models, lambda model: ChatRoute(desk, model, ChatTemplate(model.tokenizer))
+    )
 
     @router.post(
         "/v1/chat/completions",
@@ -153,6 +156,6 @@ def chat_router(desk: Desk, model: ServedModel, template: ChatTemplate) -> APIRo
     )
     async def create_message(request: ChatRequest, http: Request) -> Response:
         """Write the next message of a conversation."""
-        return await route.answer(request, http)
+        return await routes.serve(lambda route: route.answer(request, http))
 
     return router

@@ -98,7 +98,7 @@ class ChatReply:
         """Return the pieces that an event becomes."""
         pieces: list[BaseModel] = []
         token, output = event.token, event.output
-        if token is not None and (token.text or self._texts is not None):
+        if token is not None and (token.text or token.logprob is not None):
             entries = () if token.logprob is None else (token.logprob,)
             pieces.append(
                 self._chunk(

@@ -10,6 +10,8 @@ from starlette.responses import Response
 from prefold.engine.detokenizer import Detokenizer
 from prefold.engine.prompt import encode_prompt
 from prefold.engine.request import SamplingParams
+from prefold.errors import ModelChangedError
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.body import body_size
 from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.completion_reply import CompletionReply, ReadPrompt
@@ -28,7 +30,7 @@ from prefold.server.protocol_completions import (
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.replies import ReplyHeads, to_answer
 from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.streaming import open_stream
 
 
@@ -71,6 +73,21 @@ class CompletionsRoute:
         return await run_sized(
             reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage)
         )
+
+    def check_ids(self, request: CompletionRequest, came: Fingerprint) -> None:
+        """Refuse token ids that may mean something else than when they came.
+
+        Args:
+            request: What is asked for.
+            came: Of the model that was served then.
+
+        Raises:
+            ModelChangedError: Its tokenizer was another one.
+        """
+        if came.tokenizer == self._model.fingerprint.tokenizer:
+            return
+        if not all(isinstance(prompt, str) for prompt in split_prompts(request.prompt)):
+            raise ModelChangedError("the model was replaced by one with other token ids")
 
     def _check(self, request: CompletionRequest) -> int:
         check_model(self._model, request.model)
@@ -118,6 +135,7 @@ class CompletionsRoute:
             ],
             wish=to_wish(request),
             n=n,
+            fingerprint=self._model.fingerprint,
         )
 
     def _params(self, request: CompletionRequest) -> SamplingParams:
@@ -154,10 +172,10 @@ class CompletionsRoute:
         )
 
 
-def completions_router(desk: Desk, model: ServedModel) -> APIRouter:
+def completions_router(desk: Desk, models: CurrentModel) -> APIRouter:
     """Return the route."""
     router = APIRouter(responses=ERROR_RESPONSES)
-    route = CompletionsRoute(desk, model)
+    routes = PerModel(models, lambda model: CompletionsRoute(desk, model))
 
     @router.post(
         "/v1/completions",
@@ -166,6 +184,12 @@ def completions_router(desk: Desk, model: ServedModel) -> APIRouter:
     )
     async def create_completion(request: CompletionRequest, http: Request) -> Response:
         """Continue one or several prompts."""
-        return await route.answer(request, http)
+        came = models.get().fingerprint
+
+        async def ask(route: CompletionsRoute) -> Response:
+            route.check_ids(request, came)
+            return await route.answer(request, http)
+
+        return await routes.serve(ask)
 
     return router

@@ -19,8 +19,11 @@ from prefold.errors import (
     CapacityError,
     EngineBrokenError,
     EngineStoppedError,
+    IncompatibleModelError,
     InvalidInputError,
+    ModelChangedError,
     PrefoldError,
+    SwapUnderWayError,
 )
 from prefold.server.credentials import AuthenticationError
 from prefold.server.limits import RateLimitedError
@@ -83,16 +86,25 @@ def to_http_error(error: PrefoldError | HttpError) -> HttpError:
             found = HttpError(
                 429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s
             )
+        case IncompatibleModelError():
+            found = HttpError(409, str(error), code="incompatible_model")
+        case SwapUnderWayError():
+            found = HttpError(409, str(error), code="swap_under_way")
+        case ModelChangedError():
+            found = HttpError(
+                503,
+                "the model is being replaced; send the request again",
+                code="model_replaced",
+                retry_after_s=_RETRY_AFTER_S,
+            )
         case InvalidInputError():
             found = HttpError(400, str(error))
         case CapacityError():
             found = HttpError(
                 503, str(error), code="overloaded", retry_after_s=_RETRY_AFTER_S
             )
-        case EngineBrokenError():
-            found = broken()
         case EngineStoppedError():
-            found = stopped()
+            found = broken() if isinstance(error, EngineBrokenError) else stopped()
     return found
 
 

@@ -104,12 +104,6 @@ def num_sent_in(scope: Mapping[str, object]) -> int:
     return exchange.num_sent if isinstance(exchange, Exchange) else 0
 
 
-def _check_path(scope: Scope) -> None:
-    # A route's pattern also ends before a line break, where comparisons do not.
-    if not scope["path"].isprintable():
-        raise HttpError(404, "there is no such route; a path has no line breaks")
-
-
 class ExchangeLayer:
     """The outermost layer of one plane.
 
@@ -177,7 +171,6 @@ class ExchangeLayer:
         self, scope: Scope, receive: Receive, send: Send, exchange: Exchange
     ) -> None:
         try:
-            _check_path(scope)
             await self._app(scope, receive, send)
         except ClientGoneError:
             return

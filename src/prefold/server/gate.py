@@ -49,7 +49,14 @@ class Gate:
             _check_host(scope)
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             exchange_of(scope).caller = self._authenticate(_authorization(scope))
+            _check_path(scope)
         await self._app(scope, receive, send)
+
+
+def _check_path(scope: Scope) -> None:
+    # A route's pattern also ends before a line break, where comparisons do not.
+    if not scope["path"].isprintable():
+        raise HttpError(404, "there is no such route; a path has no line breaks")
 
 
 def _check_host(scope: Scope) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from prefold.server.errors import HttpError
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, ServedModel
 
 
 class ModelReply(ReplyModel):
@@ -44,23 +44,27 @@ def check_model(model: ServedModel, name: str) -> None:
         )
 
 
-def models_router(model: ServedModel) -> APIRouter:
+def models_router(models: CurrentModel) -> APIRouter:
     """Return the routes."""
     router = APIRouter(responses=ERROR_RESPONSES)
-    reply = ModelReply(
-        id=model.name, created=model.created, max_model_len=model.limits.max_model_len
-    )
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
         """List the models; there is one."""
-        return ModelList(data=[reply])
+        return ModelList(data=[_reply(models.get())])
 
     # Names of models on the hub have a slash in them.
     @router.get("/v1/models/{name:path}")
     async def find_model(name: str) -> ModelReply:
         """Return one model."""
+        model = models.get()
         check_model(model, name)
-        return reply
+        return _reply(model)
 
     return router
+
+
+def _reply(model: ServedModel) -> ModelReply:
+    return ModelReply(
+        id=model.name, created=model.created, max_model_len=model.limits.max_model_len
+    )

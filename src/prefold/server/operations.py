@@ -14,7 +14,8 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams
-from prefold.errors import CapacityError, EngineStoppedError
+from prefold.errors import CapacityError, EngineStoppedError, ModelChangedError
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.admin_protocol import (
     BlockFigures,
     ChoiceTimes,
@@ -39,20 +40,32 @@ NO_REPLY = SamplingParams(max_tokens=0)
 
 
 async def warm(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> WarmReply:
     """Compute prompts without replies, so that later requests hit them.
 
     If it is cancelled, it ends within a step; whole blocks computed by then stay cached.
 
+    Args:
+        engine: Who computes them.
+        prompts: Their token ids.
+        options: Whose requests are to hit them.
+        fingerprint: Of the model that they were read for.
+
     Raises:
+        ModelChangedError: The model is another by now.
         RequestError: A prompt can never be served.
         CapacityError: There is no room now, or a computation failed.
         EngineStoppedError: No more requests are taken.
         HttpError: The domain was revoked meanwhile.
     """
     streams = await engine.submit_together(
-        [(prompt, NO_REPLY) for prompt in prompts], options=options
+        [(prompt, NO_REPLY) for prompt in prompts],
+        options=options,
+        fingerprint=fingerprint,
     )
     try:
         outputs = await asyncio.gather(*(stream.outputs() for stream in streams))
@@ -60,9 +73,9 @@ async def warm(
         for stream in streams:
             stream.abort()
         raise
-    if any(output.finish_reason is FinishReason.ABORTED for [output] in outputs):
-        raise was_ended(engine)
-    found = await _look_up(engine, prompts, options)
+    for [output] in outputs:
+        check_computed(engine, output)
+    found = await _look_up(engine, prompts, options, fingerprint)
     return WarmReply(
         prompts=[
             _warmed(output, lookup) for [output], lookup in zip(outputs, found, strict=True)
@@ -70,11 +83,21 @@ async def warm(
     )
 
 
-def was_ended(engine: AsyncEngine) -> HttpError | EngineStoppedError:
-    """Return what to tell an operator whose prompt was not computed to its end."""
+def check_computed(engine: AsyncEngine, output: RequestOutput) -> None:
+    """Tell an operator whose prompt was not computed to its end what to do.
+
+    Raises:
+        CapacityError: It could not be.
+        HttpError: Its domain was revoked meanwhile.
+        EngineStoppedError: The engine stopped.
+    """
+    if output.error is not None:
+        raise CapacityError(f"a prompt was not computed: {output.error}; try again")
+    if output.finish_reason is not FinishReason.ABORTED:
+        return
     if not engine.is_accepting:
-        return EngineStoppedError("the engine stopped before a prompt was computed")
-    return HttpError(
+        raise EngineStoppedError("the engine stopped before a prompt was computed")
+    raise HttpError(
         409,
         "the domain was revoked while this was computed; send it again if it is still "
         "wanted",
@@ -83,14 +106,20 @@ def was_ended(engine: AsyncEngine) -> HttpError | EngineStoppedError:
 
 
 async def look_up(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> LookupReply:
     """Say what prompts would hit at this moment. Has no effect.
 
+    The arguments are those of ``warm``.
+
     Raises:
+        ModelChangedError: The model is another by now.
         EngineStoppedError: The engine cannot be asked.
     """
-    found = await _look_up(engine, prompts, options)
+    found = await _look_up(engine, prompts, options, fingerprint)
     return LookupReply(
         prompts=[
             FoundPrompt(
@@ -238,17 +267,20 @@ def _choice_times(choice: ChoiceTiming) -> ChoiceTimes:
 
 
 async def _look_up(
-    engine: AsyncEngine, prompts: Sequence[TokenIds], options: RequestOptions
+    engine: AsyncEngine,
+    prompts: Sequence[TokenIds],
+    options: RequestOptions,
+    fingerprint: Fingerprint,
 ) -> list[Lookup]:
     def ask(it: Engine) -> list[Lookup]:
+        if it.parts.fingerprint != fingerprint:
+            raise ModelChangedError("the model was replaced; read the prompt again")
         return [it.lookup(prompt, options=options) for prompt in prompts]
 
     return await engine.call(ask)
 
 
 def _warmed(output: RequestOutput, lookup: Lookup) -> WarmedPrompt:
-    if output.error is not None:
-        raise CapacityError(f"a prompt was not computed: {output.error}; try again")
     return WarmedPrompt(
         prompt_tokens=output.usage.prompt_tokens,
         cached_tokens=output.usage.cached_tokens,

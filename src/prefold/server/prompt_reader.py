@@ -23,9 +23,11 @@ from prefold.server.sharing_protocol import PrefixRequest
 class PromptReader:
     """Makes prompts of one model and any tenant. Used on one event loop."""
 
-    __slots__ = ("_encoder", "_limits", "_template", "_tenants")
+    __slots__ = ("_encoder", "_limits", "_template", "_tenants", "fingerprint")
 
     def __init__(self, model: ServedModel, tenants: Sequence[TenantConfig]) -> None:
+        #: Of the model.
+        self.fingerprint = model.fingerprint
         self._limits = model.limits
         self._encoder = PromptEncoder(model.tokenizer, model.limits)
         self._template = ChatTemplate(model.tokenizer)

@@ -19,7 +19,6 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.server.body import BodyReader
 from prefold.server.calls import Desk
 from prefold.server.chat import chat_router
-from prefold.server.chat_template import ChatTemplate
 from prefold.server.completions import completions_router
 from prefold.server.config import ServerConfig
 from prefold.server.entry import EntryLayer
@@ -32,7 +31,7 @@ from prefold.server.limits import TenantLimits
 from prefold.server.models import models_router
 from prefold.server.observer import HttpObserver, Plane
 from prefold.server.permits import Permits
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, ServedModel
 from prefold.server.tokenize import TOKENIZE_PATH, tokenize_router
 
 #: Of the routes whose requests ask for tokens.
@@ -50,7 +49,7 @@ def make_public_app(
     """Return the application of the public plane."""
     authenticator = permits.authenticator
     desk = Desk(engine, config, observer, permits)
-    template = ChatTemplate(model.tokenizer)
+    models = CurrentModel(engine, model)
     app = FastAPI(
         title="Prefold",
         docs_url=None,
@@ -82,9 +81,9 @@ def make_public_app(
     # For the document only: it is the gate that asks for keys.
     bearer = [Security(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
     keyed = APIRouter(dependencies=bearer)
-    keyed.include_router(completions_router(desk, model))
-    keyed.include_router(chat_router(desk, model, template))
-    keyed.include_router(tokenize_router(model, template))
-    keyed.include_router(models_router(model))
+    keyed.include_router(completions_router(desk, models))
+    keyed.include_router(chat_router(desk, models))
+    keyed.include_router(tokenize_router(models))
+    keyed.include_router(models_router(models))
     app.include_router(keyed)
     return app

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from prefold.engine.assembly import Assembly, ModelSettings, assemble
+from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import EngineConfig, SchedulerConfig
 from prefold.engine.demo_model import SMOLLM2, SetupProgress
 from prefold.engine.engine import Engine
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.parts import EngineParts
 from prefold.engine.row_probe import Exactness
 from prefold.server.admin import make_admin_app
@@ -84,13 +85,15 @@ def serve(
             # The engine's thread holds the interpreter between its kernels; the loop must
             # not wait ten times its own work before it may send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-            def on_started() -> None:
-                announce(_announcement(config, doors, listeners, assembly, model))
-
+            announcement = _announcement(config, doors, listeners, assembly, model)
+            # It holds the model, which must be free to go when another takes its place.
+            del assembly
             first = asyncio.run(
                 run_planes(
-                    planes, listeners, drain_s=config.server.drain_s, on_started=on_started
+                    planes,
+                    listeners,
+                    drain_s=config.server.drain_s,
+                    on_started=lambda: announce(announcement),
                 )
             )
     return 0 if first is signal.SIGTERM else EXIT_INTERRUPTED

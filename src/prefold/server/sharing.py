@@ -14,11 +14,12 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason
-from prefold.errors import CapacityError, ConfigError, InvalidInputError
+from prefold.errors import CapacityError, ConfigError, InvalidInputError, ModelChangedError
 from prefold.identity.domain import PUBLIC, Domain
+from prefold.identity.fingerprint import Fingerprint
 from prefold.server.admin_protocol import ReceiptReply
 from prefold.server.errors import HttpError
-from prefold.server.operations import NO_REPLY, was_ended
+from prefold.server.operations import NO_REPLY, check_computed
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.selection import check_selection, has_prompt, to_selector
@@ -38,11 +39,21 @@ _OPERATOR = "(operator)"
 
 
 async def approve(
-    engine: AsyncEngine, token_ids: TokenIds, request: ApproveRequest
+    engine: AsyncEngine,
+    token_ids: TokenIds,
+    request: ApproveRequest,
+    fingerprint: Fingerprint,
 ) -> ApprovalReply:
     """Compute a prefix once, and let all readers of a domain share its whole blocks.
 
+    Args:
+        engine: Who computes it.
+        token_ids: The prefix.
+        request: The body.
+        fingerprint: Of the model that it was read for.
+
     Raises:
+        ModelChangedError: The model is another by now.
         InvalidInputError: It is less than a block, or can never be served.
         HttpError: It is in conflict with an approval that holds.
         CapacityError: There is no room now, or too much would be pinned.
@@ -57,6 +68,7 @@ async def approve(
     [stream] = await engine.submit_together(
         [(token_ids, NO_REPLY)],
         options=RequestOptions(domain=domain, tenant=_OPERATOR, approval=terms),
+        fingerprint=fingerprint,
         guard=check,
     )
     try:
@@ -64,13 +76,14 @@ async def approve(
     except BaseException:
         stream.abort()
         raise
-    if output.finish_reason is FinishReason.ABORTED:
-        raise was_ended(engine)
     approval = output.approval
-    if approval is None:
+    if output.finish_reason is FinishReason.FAILED:
         # Another one may have been approved meanwhile.
         await engine.call(check)
         raise CapacityError(output.error or "the prefix was computed and not approved")
+    check_computed(engine, output)
+    if approval is None:
+        raise CapacityError("the prefix was computed and not approved; try again")
     return await engine.call(lambda it: _described(it, approval))
 
 
@@ -135,7 +148,7 @@ async def withdraw(engine: AsyncEngine, approval_id: str) -> ReceiptReply:
             )
         return it.withdraw(ApprovalId(approval_id))
 
-    return _to_reply(await engine.call(take_back))
+    return to_receipt_reply(await engine.call(take_back))
 
 
 # -- invalidation ------------------------------------------------------------------------
@@ -147,7 +160,7 @@ async def reset(engine: AsyncEngine) -> ReceiptReply:
     Raises:
         EngineStoppedError: The engine cannot be asked.
     """
-    return _to_reply(await engine.call(lambda it: it.invalidate(Everything())))
+    return to_receipt_reply(await engine.call(lambda it: it.cache.invalidate(Everything())))
 
 
 async def invalidate(
@@ -162,6 +175,7 @@ async def invalidate(
         size: Its bytes.
 
     Raises:
+        ModelChangedError: The model is another by now; nothing was dropped.
         HttpError: There is not exactly one selector, or it is none.
         InvalidInputError: A value of it can be none.
         EngineStoppedError: The engine cannot be asked.
@@ -173,9 +187,11 @@ async def invalidate(
 
     def carry_out(it: Engine) -> Receipt:
         # What is served now is known here, between two steps.
-        return it.invalidate(to_selector(request, token_ids, it.parts.fingerprint))
+        if it.parts.fingerprint != reader.fingerprint:
+            raise ModelChangedError("the model was replaced; read the prompt again")
+        return it.cache.invalidate(to_selector(request, token_ids, it.parts.fingerprint))
 
-    return _to_reply(await engine.call(carry_out))
+    return to_receipt_reply(await engine.call(carry_out))
 
 
 # -- revocation --------------------------------------------------------------------------
@@ -212,7 +228,7 @@ async def revoke(
     # Once more: a key that this process had not read yet may have come in meanwhile. No
     # call gets in between this and the engine's turn.
     permits.revoke(domain, drains=drains)
-    done = await engine.call(lambda it: it.revoke(domain, drains=drains))
+    done = await engine.call(lambda it: it.revoker.revoke(domain, drains=drains))
     if fault is not None:
         raise HttpError(
             500,
@@ -221,7 +237,7 @@ async def revoke(
             code="keys_not_removed",
         )
     return RevokedReply(
-        **_to_reply(done.receipt).model_dump(),
+        **to_receipt_reply(done.receipt).model_dump(),
         domain=path,
         requests=requests,
         revoked_keys=num_keys,
@@ -230,7 +246,8 @@ async def revoke(
     )
 
 
-def _to_reply(receipt: Receipt) -> ReceiptReply:
+def to_receipt_reply(receipt: Receipt) -> ReceiptReply:
+    """Return a receipt as operators read it."""
     return ReceiptReply(
         dropped_blocks=receipt.num_blocks,
         leased_blocks=receipt.num_leased_blocks,

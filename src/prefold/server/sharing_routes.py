@@ -14,6 +14,7 @@ from prefold.server.body import body_size
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES, DomainPath
+from prefold.server.served_model import PerModel
 from prefold.server.sharing_protocol import (
     ApprovalReply,
     ApprovalsReply,
@@ -25,7 +26,7 @@ from prefold.server.sharing_protocol import (
 
 
 def approvals_router(
-    engine: AsyncEngine, reader: PromptReader, timeout_s: float | None
+    engine: AsyncEngine, readers: PerModel[PromptReader], timeout_s: float | None
 ) -> APIRouter:
     """Return the routes of approved prefixes."""
     router = APIRouter(responses=ERROR_RESPONSES)
@@ -34,11 +35,11 @@ def approvals_router(
     async def approve(request: ApproveRequest, http: Request) -> ApprovalReply:
         """Compute a prefix once, and let all readers of a domain share it."""
 
-        async def work() -> ApprovalReply:
+        async def work(reader: PromptReader) -> ApprovalReply:
             token_ids = await reader.read_prefix(request, body_size(http))
-            return await sharing.approve(engine, token_ids, request)
+            return await sharing.approve(engine, token_ids, request, reader.fingerprint)
 
-        return await while_wanted(work(), http.receive, timeout_s=timeout_s)
+        return await while_wanted(readers.serve(work), http.receive, timeout_s=timeout_s)
 
     @router.get("/cache/approvals")
     async def list_approvals(
@@ -56,7 +57,7 @@ def approvals_router(
 
 
 def invalidation_router(
-    engine: AsyncEngine, reader: PromptReader, permits: Permits
+    engine: AsyncEngine, readers: PerModel[PromptReader], permits: Permits
 ) -> APIRouter:
     """Return the routes that drop what is cached."""
     router = APIRouter(responses=ERROR_RESPONSES)
@@ -64,7 +65,11 @@ def invalidation_router(
     @router.post("/cache/invalidate")
     async def invalidate(request: InvalidateRequest, http: Request) -> ReceiptReply:
         """Drop what one selector covers, at once."""
-        return await sharing.invalidate(engine, reader, request, body_size(http))
+
+        async def work(reader: PromptReader) -> ReceiptReply:
+            return await sharing.invalidate(engine, reader, request, body_size(http))
+
+        return await readers.serve(work)
 
     @router.post("/cache/reset")
     async def reset(request: EmptyRequest) -> ReceiptReply:

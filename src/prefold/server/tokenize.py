@@ -12,7 +12,7 @@ from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
 from prefold.server.protocol_chat import Messages, Tools
-from prefold.server.served_model import ServedModel
+from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 
 TOKENIZE_PATH = "/tokenize"
 
@@ -35,23 +35,35 @@ class TokenizeReply(ReplyModel):
     """Tokens of a prompt and its reply together."""
 
 
-def tokenize_router(model: ServedModel, template: ChatTemplate) -> APIRouter:
+class _Reader:
+    """Reads the prompts of one model."""
+
+    __slots__ = ("encoder", "model", "template")
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.encoder = PromptEncoder(model.tokenizer, model.limits)
+        self.template = ChatTemplate(model.tokenizer)
+
+
+def tokenize_router(models: CurrentModel) -> APIRouter:
     """Return the route."""
     router = APIRouter(responses=ERROR_RESPONSES)
-    encoder = PromptEncoder(model.tokenizer, model.limits)
+    readers = PerModel(models, _Reader)
 
     @router.post(TOKENIZE_PATH)
     async def tokenize(request: TokenizeRequest, http: Request) -> TokenizeReply:
         """Return the tokens of a prompt, or of a conversation with the chat template."""
+        reader = readers.get()
         if request.model is not None:
-            check_model(model, request.model)
+            check_model(reader.model, request.model)
         token_ids = await run_sized(
-            body_size(http), lambda: _encode(request, encoder, template)
+            body_size(http), lambda: _encode(request, reader.encoder, reader.template)
         )
         return TokenizeReply(
             tokens=token_ids,
             count=len(token_ids),
-            max_model_len=model.limits.max_model_len,
+            max_model_len=reader.model.limits.max_model_len,
         )
 
     return router

@@ -107,7 +107,7 @@ def test_what_is_invalidated_meanwhile_is_not_approved() -> None:
     engine = FakeEngine(scheduler=SchedulerConfig(max_step_tokens=4, max_running=2))
     engine.submit(RULES, options=approving(ApprovalTerms(label="rules")))
     engine.step()
-    engine.invalidate(ByDomain(domain=TEAM))
+    engine.cache.invalidate(ByDomain(domain=TEAM))
     [output] = run(engine)
     assert output.finish_reason is FinishReason.FAILED
     assert output.error is not None
@@ -212,7 +212,7 @@ def test_a_prefix_is_invalidated_through_the_engine() -> None:
     selector = ByPrefix(
         fingerprint=engine.fingerprint, domain=None, tokens=as_tokens(RULES)
     )
-    assert engine.invalidate(selector).num_approvals == 1
+    assert engine.cache.invalidate(selector).num_approvals == 1
     assert cached(engine, ALICE) == 0
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from prefold.blocks.layout import KvLayout, LayerShape
-from prefold.engine import assembly
-from prefold.engine.assembly import ModelSettings, assemble, resolve_num_blocks
+from prefold.engine import assembly, checked_model
+from prefold.engine.assembly import assemble, resolve_num_blocks
 from prefold.engine.engine import Engine
 from prefold.engine.loading import LoadedModel, LoadOptions, load_model
+from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
 from prefold.errors import ConfigError, RequestError
 from support.tiny_models import make_llama, save_model
@@ -175,6 +176,6 @@ def test_weights_that_change_while_they_are_loaded_are_refused(
         (other / "model.safetensors").replace(model / "model.safetensors")
         return loaded
 
-    monkeypatch.setattr(assembly, "load_model", load_slowly)
+    monkeypatch.setattr(checked_model, "load_model", load_slowly)
     with pytest.raises(ConfigError, match="changed while"):
         assemble(model, ModelSettings(cache_blocks=4))

@@ -6,6 +6,7 @@ import pytest
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
 from prefold.engine.sequence import Sequence, SequenceState
+from prefold.engine.sidecar import PromptLogprobs
 from prefold.errors import InvariantError
 from support.fingerprints import make_fingerprint
 
@@ -47,6 +48,23 @@ def test_a_branch_has_its_own_tokens() -> None:
     assert sequence.tokens.tolist() == [4, 5, 6, 8]
     assert twin.num_prompt_tokens == 2
     assert twin.state is SequenceState.QUEUED
+
+
+def test_under_another_model_nothing_counts_that_the_old_one_found_out() -> None:
+    sequence = make([4, 5, 6], 3)
+    known = sequence.prompt_logprobs = PromptLogprobs(3, 2)
+    known.num_known = 3
+    sequence.num_cached = sequence.num_restored = 2
+    sequence.counts_hits = False
+    other = make_fingerprint(weights=b"other")
+    sequence.renew(other)
+    assert sequence.fingerprint == other
+    assert sequence.prompt_logprobs is not known
+    assert sequence.prompt_logprobs.num_known == 1
+    assert sequence.hit_limit == 0
+    assert (sequence.num_cached, sequence.num_restored) == (0, 0)
+    assert sequence.counts_hits
+    assert sequence.tokens.tolist() == [4, 5, 6]
 
 
 def test_only_a_running_sequence_has_a_lease() -> None:

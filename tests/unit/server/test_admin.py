@@ -42,6 +42,8 @@ ROUTES = {
     ("POST", "/cache/withdraw"): True,
     ("POST", "/cache/invalidate"): True,
     ("DELETE", "/domains/{path:path}"): True,
+    ("POST", "/model/swap"): True,
+    ("POST", "/model/reload-template"): True,
     ("GET", "/openapi.json"): True,
     ("HEAD", "/openapi.json"): True,
 }
