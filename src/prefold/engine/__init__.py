@@ -6,6 +6,7 @@ The upper part decides and keeps no tensors; the lower part computes.
 |---|---|
 | ``engine`` | the door: submit, step, abort, fork, generate, warm, lookup |
 | ``stepper`` | one step: execute, sample, advance, end |
+| ``revocation`` | the end of all that a domain has |
 | ``scheduler`` | which sequence advances by how many tokens |
 | ``admission``, ``waiting``, ``request_queue`` | who may run next |
 | ``step_draft`` | a step while it is being planned |

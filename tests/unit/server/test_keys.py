@@ -595,6 +595,8 @@ def test_what_is_revoked_is_not_brought_back_by_who_was_reading(
     assert is_reading.wait(20)
     revoking = threading.Thread(target=server.revoke_tenants, args=(["acme"],))
     revoking.start()
+    # Time enough to be done, if it did not wait for who is reading.
+    revoking.join(0.5)
     may_end.set()
     for thread in (slow, revoking):
         thread.join(20)
