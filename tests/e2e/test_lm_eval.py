@@ -22,7 +22,8 @@ name = "cached"
 
 [[tenants]]
 name = "plain"
-is_cached = false
+may_read = false
+may_write = false
 """
 
 _COLOURS = ("red", "green", "blue", "white", "black", "brown")

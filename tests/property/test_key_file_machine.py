@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefold.errors import ConfigError, InvalidInputError
-from prefold.server.keys import CHECK_INTERVAL_S, ApiKey, KeyFile
+from prefold.server.key_records import ApiKey
+from prefold.server.keys import CHECK_INTERVAL_S, KeyFile
 from support.settable_clock import SettableClock
 
 

@@ -33,6 +33,7 @@ from prefold.server.credentials import Authenticator
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
 from prefold.server.observer import ExchangeId, Plane
+from prefold.server.permits import Permits
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
 from support.asgi_call import Answer, AsgiCall, request
@@ -205,7 +206,7 @@ async def open_plane(
         fingerprint=fingerprint,
     )
     app = make_public_app(
-        engine, model, authenticator or Authenticator(), limits, config, watcher
+        engine, model, Permits(authenticator or Authenticator()), limits, config, watcher
     )
     await engine.start()
     try:

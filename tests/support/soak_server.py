@@ -41,6 +41,7 @@ from prefold.server.listen import listen, url_of
 from prefold.server.logs import set_up_logging
 from prefold.server.metrics import Metrics
 from prefold.server.observer import ExchangeId
+from prefold.server.permits import Permits
 from prefold.server.planes import Planes, run_planes
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
@@ -180,17 +181,18 @@ class Soaked:
         self.keys = {name: key_file.create(name).text for name in TENANTS}
         self.token = AdminToken.generate()
         authenticator = Authenticator(tenants, key_file)
+        permits = Permits(authenticator)
         public = make_public_app(
             self.engine,
             model,
-            authenticator,
+            permits,
             self.limits,
             self.config,
             metrics,
         )
         public.add_middleware(OpenRequests, ledger=self.ledger)
         admin = make_admin_app(
-            self.engine, model, self.token, metrics, self.config, tenants=tenants
+            self.engine, model, self.token, metrics, self.config, permits
         )
         self.planes = Planes(
             engine=self.engine, public=public, admin=admin, authenticator=authenticator

@@ -115,6 +115,9 @@ class ApprovedPrefixes:
         held = self._by_id.values()
         return tuple(each.approval for each in held if each.mark.is_live(now))
 
+    def labels(self) -> dict[Mark, str]:
+        return {held.mark: held.approval.label for held in self._by_id.values()}
+
     def held(self) -> list[HeldApproval]:
         return list(self._by_id.values())
 

@@ -6,13 +6,14 @@ Only what can be reached is listed. A salt is never part of it, only whether the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from prefold.blocks.table import TokenIds
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import AudienceKind
 from prefold.tree.dead import all_children
+from prefold.tree.mark import Mark
 from prefold.tree.node import Node
 from prefold.tree.prefix_tree import PrefixTree
 
@@ -54,7 +55,7 @@ class ListedRun:
         idle_s: Since a lease last came or went.
         num_children: Runs that continue it, listed or not.
         token_ids: Its tokens, a copy.
-        num_approvals: Approvals that let its readers read it. Without one, a run of an
+        labels: Of the approvals that let its readers read it. Without one, a run of an
             approved kind is only passed through.
     """
 
@@ -73,7 +74,7 @@ class ListedRun:
     idle_s: float
     num_children: int
     token_ids: TokenIds = field(repr=False)
-    num_approvals: int = 0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,10 @@ class CacheListing:
 
 
 def list_runs(
-    trees: Sequence[PrefixTree], bounds: ListingBounds, now: float
+    trees: Sequence[PrefixTree],
+    bounds: ListingBounds,
+    now: float,
+    label_by_mark: Mapping[Mark, str],
 ) -> CacheListing:
     """List what the trees hold, as far as the bounds go. O(nodes listed)."""
     runs: list[ListedRun] = []
@@ -108,7 +112,9 @@ def list_runs(
                 waiting.append((number, tree, child, len(runs), depth + 1))
         elif children:
             is_complete = False
-        runs.append(_listed(number, node, parent, depth, len(children), now))
+        run = _listed(number, node, parent, depth, len(children), now)
+        labels = sorted(label_by_mark[mark] for mark in node.marks if mark.is_live(now))
+        runs.append(replace(run, labels=tuple(labels)))
     return CacheListing(
         runs=tuple(runs),
         num_nodes=sum(tree.num_nodes for tree in trees),
@@ -140,5 +146,4 @@ def _listed(
         idle_s=max(now - node.last_used_at, 0.0),
         num_children=num_children,
         token_ids=node.tokens.copy(),
-        num_approvals=sum(mark.is_live(now) for mark in node.marks),
     )

@@ -21,12 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefold.blocks.pool import BlockCounts, BlockPool
-from prefold.blocks.table import (
-    BlockId,
-    TokenIds,
-    check_tokens,
-    num_blocks_for,
-)
+from prefold.blocks.table import BlockId, TokenIds, check_tokens, num_blocks_for
 from prefold.cache.access import READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot, take_snapshot
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
@@ -344,7 +339,7 @@ class PrefixCache:
 
     def listing(self, bounds: ListingBounds) -> CacheListing:
         """Return what is cached, as far as the bounds go. Changes nothing."""
-        return self._trees.listing(bounds)
+        return self._trees.listing(bounds, self.approved.labels())
 
     # -- approval and invalidation -------------------------------------------------
 
@@ -375,6 +370,10 @@ class PrefixCache:
             InvalidInputError: A prefix is shorter than a block; nothing was changed.
         """
         return self._invalidation.carry_out(selector, self._leases)
+
+    def sweep(self) -> None:
+        """Free what was invalidated and is not in use now, not when there is need."""
+        self._room.sweep()
 
     # -- checks --------------------------------------------------------------------
 

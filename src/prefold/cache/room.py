@@ -62,6 +62,12 @@ class Room:
             self._evict(missing)
         return self._pool.allocate(num_blocks)
 
+    def sweep(self) -> None:
+        """Free all dead blocks that no lease uses. O(nodes freed)."""
+        self._trees.bury_too_old()
+        for tree in self._trees.all():
+            tree.sweep(self._pool.num_blocks)
+
     def _num_available(self) -> int:
         return self._pool.num_free + self._pool.num_idle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prefold.blocks.pool import BlockPool
@@ -14,6 +14,7 @@ from prefold.identity.block_key import ContentKey, root_content
 from prefold.identity.domain import Audience
 from prefold.identity.fingerprint import Fingerprint
 from prefold.tree.invalidation import bury_too_old
+from prefold.tree.mark import Mark
 from prefold.tree.node import Readers
 from prefold.tree.prefix_tree import PrefixTree
 
@@ -91,9 +92,11 @@ class Trees:
         """Return the tree whose audience ``readers`` is."""
         return self._in_order[readers.tree_id]
 
-    def listing(self, bounds: ListingBounds) -> CacheListing:
+    def listing(
+        self, bounds: ListingBounds, label_by_mark: Mapping[Mark, str]
+    ) -> CacheListing:
         """Return what they hold, as far as the bounds go. Changes nothing."""
-        return list_runs(self._in_order, bounds, self._clock())
+        return list_runs(self._in_order, bounds, self._clock(), label_by_mark)
 
     def roots(self) -> dict[PrefixTree, ContentKey]:
         """Return every tree with the content key that roots its chain."""

@@ -13,6 +13,8 @@
 | ``chat`` | prompts as text and as tokens |
 | ``generate`` | the command of that name |
 | ``keys``, ``keys_app`` | API keys of tenants; import no torch either |
+| ``admin`` and ``admin_*`` | a client of a running server's admin plane; no torch |
+| ``durations`` | durations as they are typed |
 | ``demo`` and ``demo_*`` | the tour |
 | ``serve``, ``serve_app`` | the server: its configuration, and what is said of it |
 | ``bench`` and ``bench_*`` | a load on any server, and its times; import no torch |

@@ -13,6 +13,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
+from prefold.cli.admin_app import cache_app, domains_app
 from prefold.cli.arguments import (
     AsJson,
     BlockSize,
@@ -219,6 +220,8 @@ def verify(  # noqa: PLR0913 -- as above
 app.command()(serve)
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
+app.add_typer(domains_app, name="domains")
 
 
 # -- running ---------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from prefold.cli.keys_options import (
     RevokeKeyOptions,
 )
 from prefold.errors import InvalidInputError
-from prefold.server.config import PrefoldConfig
-from prefold.server.config_file import find_config, load_config, nearest
-from prefold.server.keys import ApiKey, KeyFile, default_key_path
+from prefold.server.config import PrefoldConfig, nearest
+from prefold.server.config_file import find_config, load_config
+from prefold.server.key_records import ApiKey
+from prefold.server.keys import KeyFile, default_key_path
 
 _DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])", re.ASCII)
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -154,6 +154,7 @@ class AsyncEngine:
         options: RequestOptions,
         n: int = 1,
         fingerprint: Fingerprint | None = None,
+        guard: Callable[[Engine], None] = lambda _: None,
     ) -> list[RequestStream]:
         """Queue several requests for ``n`` replies each, between two steps; all or none.
 
@@ -162,8 +163,11 @@ class AsyncEngine:
             options: Of all of them.
             n: Replies to each.
             fingerprint: Of the model that their token ids were made for; None for any.
+            guard: Called right before, on the engine's thread; nothing is queued if it
+                raises.
 
         Raises:
+            Exception: Whatever ``guard`` raises.
             RequestError: One of them can never be served.
             CapacityError: There is no room for all of them now.
             ModelChangedError: Another model is served by now; none was queued.
@@ -173,6 +177,7 @@ class AsyncEngine:
             raise self._stopped()
 
         def begin(engine: Engine) -> list[RequestStream]:
+            guard(engine)
             opened = submit_jointly(engine, jobs, options, n, fingerprint)
             return [self._open(request_ids) for request_ids in opened]
 

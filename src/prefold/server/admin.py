@@ -8,7 +8,9 @@
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
-| ``POST /cache/reset`` | drops everything cached, with a receipt |
+| ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
+| ``POST /cache/invalidate``, ``/reset`` | drop what is cached, with a receipt |
+| ``DELETE /domains/{path}`` | revokes a domain: keys, requests and what is cached |
 | ``POST /model/swap`` | another model, or the next version of this one |
 | ``POST /model/reload-template`` | the chat template as it is on disk now |
 | ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
@@ -19,7 +21,6 @@ The token is asked for before routing, so that a route added later is behind it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Security
@@ -34,12 +35,10 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.errors import EngineStoppedError
 from prefold.server import operations
 from prefold.server.admin_protocol import (
-    EmptyRequest,
     HealthReply,
     LookupReply,
     PromptRequest,
     QueueReply,
-    ResetReply,
     StatsReply,
     TimingReply,
     TreeReply,
@@ -47,7 +46,7 @@ from prefold.server.admin_protocol import (
 )
 from prefold.server.attendance import while_wanted
 from prefold.server.body import BodyReader, body_size
-from prefold.server.config import LOCAL_TENANT, ServerConfig, TenantConfig
+from prefold.server.config import ServerConfig
 from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ExchangeLayer
@@ -56,9 +55,11 @@ from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
 from prefold.server.model_admin import model_router
 from prefold.server.observer import Plane
+from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
+from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import take_snapshot
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
@@ -71,8 +72,7 @@ def make_admin_app(
     token: AdminToken,
     metrics: Metrics,
     config: ServerConfig,
-    *,
-    tenants: Sequence[TenantConfig] = (LOCAL_TENANT,),
+    permits: Permits,
 ) -> FastAPI:
     """Return the application of the admin plane.
 
@@ -82,8 +82,9 @@ def make_admin_app(
         token: What every request but those of ``OPEN_PATHS`` must bring.
         metrics: What ``/metrics`` shows, and where this plane's answers are counted.
         config: Limits of bodies and of time, and whether text of prompts may be shown.
-        tenants: Whose prompts can be warmed and looked up.
+        permits: Of the public plane; what a revocation ends.
     """
+    tenants = permits.authenticator.tenants
     app = FastAPI(
         title="Prefold, admin plane",
         docs_url=None,
@@ -107,7 +108,10 @@ def make_admin_app(
     readers = PerModel(models, lambda model: PromptReader(model, tenants))
     guarded.include_router(_figures_router(engine, models, config))
     guarded.include_router(_metrics_router(engine, metrics))
-    guarded.include_router(_cache_router(engine, readers, config.request_timeout_s))
+    timeout_s = config.request_timeout_s
+    guarded.include_router(_cache_router(engine, readers, timeout_s))
+    guarded.include_router(approvals_router(engine, readers, timeout_s))
+    guarded.include_router(invalidation_router(engine, readers, permits))
     guarded.include_router(model_router(engine, models))
     app.include_router(guarded)
     return app
@@ -254,12 +258,6 @@ def _cache_router(
             return await operations.look_up(engine, prompts, options, reader.fingerprint)
 
         return await readers.serve(work)
-
-    @router.post("/cache/reset")
-    async def reset(request: EmptyRequest) -> ResetReply:
-        """Drop everything that is cached, at once."""
-        del request
-        return await operations.reset(engine)
 
     return router
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from prefold.server.protocol import ReplyModel, StrictModel
+from prefold.server.protocol import DomainPath, ReplyModel, StrictModel
 from prefold.server.protocol_chat import Messages, Tools
 from prefold.server.protocol_prompts import Prompts
 
@@ -35,6 +35,8 @@ class PromptRequest(StrictModel):
     """With ``messages``."""
     tenant: str | None = None
     """Its name; may be left out where there is one."""
+    domain: DomainPath | None = None
+    """The tenant's own or one below it, as their requests will give it."""
     cache_salt: (
         Annotated[
             str,
@@ -83,8 +85,8 @@ class LookupReply(ReplyModel):
     prompts: list[FoundPrompt]
 
 
-class ResetReply(ReplyModel):
-    """The receipt of a reset; it holds from the moment of the answer."""
+class ReceiptReply(ReplyModel):
+    """What became unreachable. It holds from the moment of the answer."""
 
     dropped_blocks: int
     """Blocks that no request finds any more."""
@@ -92,6 +94,8 @@ class ResetReply(ReplyModel):
     """Of those, the ones that running requests still use until they end."""
     is_upper_bound: bool
     """Whether the numbers are "at most"."""
+    ended_approvals: int
+    """Approvals that ended with it."""
     num_invalidations: int
     """Since the start, this one included."""
 
@@ -117,6 +121,9 @@ class StatsReply(ReplyModel):
     num_trees: int
     num_runs: int
     num_leases: int
+    num_approvals: int
+    num_pinned_blocks: int
+    """Of all blocks, those that approvals keep from eviction."""
     num_evictions: int
     num_evicted_blocks: int
     num_steps: int
@@ -145,6 +152,8 @@ class Run(ReplyModel):
     """Whether its one block is filled in part only."""
     audience: str
     """Who may read it: own, approved or throwaway."""
+    approvals: list[str]
+    """Labels of the approvals that let its readers read it."""
     domain: str
     is_salted: bool
     """Whether a salt, which is never shown, narrows the domain."""

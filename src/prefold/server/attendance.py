@@ -43,8 +43,8 @@ async def while_wanted(
             raise ClientGoneError
         raise HttpError(
             503,
-            "the request took longer than this server allows; what is done so far is "
-            "kept, so ask for less at a time, or try again",
+            "the request took longer than this server allows; ask for less at a time, or "
+            "try again",
             code="timeout",
             retry_after_s=1.0,
         )

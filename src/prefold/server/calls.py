@@ -21,7 +21,6 @@ from starlette.types import Receive
 
 from prefold.blocks.table import TokenIds
 from prefold.engine.async_engine import AsyncEngine
-from prefold.engine.config import RequestOptions
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
@@ -30,8 +29,10 @@ from prefold.server.config import ServerConfig
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError, stopped
 from prefold.server.exchange import ClientGoneError, Exchange
+from prefold.server.grants import CacheWish
 from prefold.server.limits import Ticket
 from prefold.server.observer import HttpObserver
+from prefold.server.permits import Permit, Permits, revoked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class CallPlan:
     """
 
     prompts: Sequence[PromptPlan]
-    options: RequestOptions
+    wish: CacheWish
     n: int
     fingerprint: Fingerprint
 
@@ -89,6 +90,7 @@ class OpenCall:
         "_num_missing",
         "_observer",
         "_outputs",
+        "_permit",
         "_pumps",
         "_queue",
         "_streams",
@@ -99,13 +101,14 @@ class OpenCall:
     def __init__(
         self,
         streams: Sequence[RequestStream],
-        ticket: Ticket,
+        permit: Permit,
         n: int,
         exchange: Exchange,
         observer: HttpObserver,
     ) -> None:
         self._streams = streams
-        self._ticket = ticket
+        self._ticket = ticket_of(exchange)
+        self._permit = permit
         self._n = n
         self._exchange = exchange
         self._observer = observer
@@ -237,6 +240,8 @@ class OpenCall:
                     code="timeout",
                     retry_after_s=1.0,
                 )
+            case FinishReason.ABORTED if self._permit.is_revoked:
+                raise revoked()
             case FinishReason.ABORTED if output.error is not None:
                 raise HttpError(503, output.error, code="model_replaced", retry_after_s=1.0)
             case FinishReason.ABORTED:
@@ -250,19 +255,22 @@ class Desk:
         engine: Where they go.
         config: Of the server.
         observer: Told about every output.
+        permits: Who may use whose KV.
     """
 
-    __slots__ = ("_config", "_engine", "_observer")
+    __slots__ = ("_config", "_engine", "_observer", "_permits")
 
     def __init__(
         self,
         engine: AsyncEngine,
         config: ServerConfig,
         observer: HttpObserver,
+        permits: Permits,
     ) -> None:
         self._engine = engine
         self._config = config
         self._observer = observer
+        self._permits = permits
 
     @property
     def max_n(self) -> int:
@@ -288,11 +296,12 @@ class Desk:
         """Have the engine take a call in, all of it or nothing.
 
         Raises:
+            HttpError: It asks for what its tenant has not, or the tenant has nothing
+                any more.
             PrefoldError: As the limits and the engine raise it.
         """
-        ticket = exchange.ticket
-        if ticket is None:
-            raise TypeError("a call came in without a ticket")
+        permit = self._permits.take(caller_of(exchange), plan.wish)
+        ticket = ticket_of(exchange)
         # A call comes again where the model has changed since its prompts were read.
         if not ticket.is_queued:
             ticket.queue(
@@ -301,12 +310,13 @@ class Desk:
             )
         streams = await self._engine.submit_together(
             [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
-            options=plan.options,
+            options=permit.options,
             n=plan.n,
             fingerprint=plan.fingerprint,
+            guard=lambda _: permit.check(),
         )
         exchange.was_taken = True
-        call = OpenCall(streams, ticket, plan.n, exchange, self._observer)
+        call = OpenCall(streams, permit, plan.n, exchange, self._observer)
         call.start(receive, self._config.request_timeout_s)
         return call
 
@@ -318,6 +328,13 @@ def total_usage(outputs: Sequence[RequestOutput], n: int) -> Usage:
         cached_tokens=sum(o.usage.cached_tokens for o in outputs[::n]),
         completion_tokens=sum(o.usage.completion_tokens for o in outputs),
     )
+
+
+def ticket_of(exchange: Exchange) -> Ticket:
+    """Return the call's ticket. Every route that takes calls is behind the entry."""
+    if exchange.ticket is None:
+        raise TypeError("a call came in without a ticket")
+    return exchange.ticket
 
 
 def caller_of(exchange: Exchange) -> Caller:

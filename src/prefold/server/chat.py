@@ -12,11 +12,11 @@ from starlette.responses import Response
 from prefold.blocks.table import TokenIds
 from prefold.engine.prompt import encode_prompt
 from prefold.server.body import body_size
-from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
+from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.chat_reply import ChatReply
 from prefold.server.chat_template import ChatTemplate, to_conversation
 from prefold.server.errors import HttpError
-from prefold.server.exchange import Exchange, exchange_of
+from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import TokenTexts
 from prefold.server.models import check_model
 from prefold.server.off_loop import run_sized
@@ -27,7 +27,7 @@ from prefold.server.protocol_chat import (
     ChatRequest,
 )
 from prefold.server.replies import ReplyHeads, to_answer
-from prefold.server.sampling import check_common, check_max_tokens, to_options, to_params
+from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.streaming import open_stream
 
@@ -59,7 +59,7 @@ class ChatRoute:
         exchange = exchange_of(http)
         n = self._check(request)
         token_ids = await run_sized(body_size(http), lambda: self._encode(request))
-        plan = self._plan(request, token_ids, n, exchange)
+        plan = self._plan(request, token_ids, n)
         options = request.stream_options
         reply = ChatReply(
             self._heads.make("chatcmpl"),
@@ -97,9 +97,7 @@ class ChatRoute:
         )
         return encode_prompt(token_ids, None, self._model.limits)
 
-    def _plan(
-        self, request: ChatRequest, token_ids: TokenIds, n: int, exchange: Exchange
-    ) -> CallPlan:
+    def _plan(self, request: ChatRequest, token_ids: TokenIds, n: int) -> CallPlan:
         num_prompt_tokens = len(token_ids)
         room = self._model.limits.max_model_len - num_prompt_tokens
         stated = self._stated_tokens(request)
@@ -124,7 +122,7 @@ class ChatRoute:
                     num_reserved_tokens=num_prompt_tokens + n * num_reserved,
                 )
             ],
-            options=to_options(request, caller_of(exchange).tenant),
+            wish=to_wish(request),
             n=n,
             fingerprint=self._model.fingerprint,
         )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -56,10 +56,13 @@ class Conversation:
     Attributes:
         messages: Objects with ``role``, ``content`` as one text, and what else there is.
         tools: Descriptions of functions, their keys in order.
+        awaits_reply: Whether a reply is to follow, which the template opens, or more
+            messages may.
     """
 
     messages: Sequence[dict[str, object]] = field(repr=False)
     tools: Sequence[object] = field(default=(), repr=False)
+    awaits_reply: bool = True
 
 
 class ChatTemplate:
@@ -72,7 +75,7 @@ class ChatTemplate:
         self._source = str(tokenizer.chat_template)
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Return the token ids of the prompt for the next reply.
+        """Return the token ids of the prompt for the next reply, or of its beginning.
 
         Raises:
             RequestError: There is no template, or it refuses the conversation or leaves
@@ -83,7 +86,7 @@ class ChatTemplate:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, conversation: Conversation) -> str:
-        """Return the text of the prompt for the next reply.
+        """Return the text of the prompt for the next reply, or of its beginning.
 
         Raises:
             RequestError: As ``encode``.
@@ -111,7 +114,7 @@ class ChatTemplate:
                 # None is what templates look for where there are none.
                 tools=list(conversation.tools) or None,  # type: ignore[arg-type]
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=conversation.awaits_reply,
             )
         except TemplateError as error:
             raise self._refused(error) from error
@@ -159,7 +162,7 @@ def _signed(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
     ]
     tools = [_sign_tool(tool, sign) for tool in conversation.tools]
     signs = {_sign(number + 1): complaint for number, complaint in enumerate(complaints)}
-    return Conversation(messages=messages, tools=tools), signs
+    return replace(conversation, messages=messages, tools=tools), signs
 
 
 def _sign(number: int) -> str:
@@ -198,7 +201,10 @@ def _sign_tool(tool: object, sign: Callable[[str], str]) -> object:
 
 
 def to_conversation(
-    messages: Sequence[Message], tools: Sequence[Tool] | None
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    *,
+    awaits_reply: bool = True,
 ) -> Conversation:
     """Return the parts of a request as a template is given them.
 
@@ -213,6 +219,7 @@ def to_conversation(
             canonical(tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}))
             for tool in tools or ()
         ],
+        awaits_reply=awaits_reply,
     )
 
 

@@ -13,10 +13,10 @@ from prefold.engine.request import SamplingParams
 from prefold.errors import ModelChangedError
 from prefold.identity.fingerprint import Fingerprint
 from prefold.server.body import body_size
-from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
+from prefold.server.calls import CallPlan, Desk, PromptPlan
 from prefold.server.completion_reply import CompletionReply, ReadPrompt
 from prefold.server.errors import HttpError
-from prefold.server.exchange import Exchange, exchange_of
+from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import Echo, LegacyLogprobs, TokenTexts
 from prefold.server.models import check_model
 from prefold.server.off_loop import run_sized
@@ -29,7 +29,7 @@ from prefold.server.protocol_completions import (
 )
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.replies import ReplyHeads, to_answer
-from prefold.server.sampling import check_common, check_max_tokens, to_options, to_params
+from prefold.server.sampling import check_common, check_max_tokens, to_params, to_wish
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.streaming import open_stream
 
@@ -60,7 +60,7 @@ class CompletionsRoute:
         prompts = await run_sized(
             body_size(http), lambda: [self._read(text, request) for text in texts]
         )
-        plan = self._plan(request, prompts, n, exchange)
+        plan = self._plan(request, prompts, n)
         reply = self._reply(request, prompts, n)
         call = await self._desk.open(plan, exchange, http.receive)
         if request.stream:
@@ -119,11 +119,7 @@ class CompletionsRoute:
         return ReadPrompt(token_ids=token_ids, echo=echo)
 
     def _plan(
-        self,
-        request: CompletionRequest,
-        prompts: Sequence[ReadPrompt],
-        n: int,
-        exchange: Exchange,
+        self, request: CompletionRequest, prompts: Sequence[ReadPrompt], n: int
     ) -> CallPlan:
         params = self._params(request)
         max_model_len = self._model.limits.max_model_len
@@ -137,7 +133,7 @@ class CompletionsRoute:
                 )
                 for prompt in prompts
             ],
-            options=to_options(request, caller_of(exchange).tenant),
+            wish=to_wish(request),
             n=n,
             fingerprint=self._model.fingerprint,
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeGuard
 
@@ -157,7 +159,10 @@ class TenantConfig:
         tokens_per_minute: Prompt and reply tokens, on average; None for any number.
         queue_share: Of the server's ``max_queued``, what its waiting requests may take;
             1 for all of it.
-        is_cached: Whether its requests read the cache and leave anything in it.
+        may_read: Whether its requests may reuse what is cached.
+        may_write: Whether they may leave anything behind.
+        approved: Paths of the domains whose approved prefixes they may read, each the
+            tenant's own, above it or below; None for all that they could.
     """
 
     name: str
@@ -165,7 +170,9 @@ class TenantConfig:
     max_concurrent: int = 64
     tokens_per_minute: int | None = None
     queue_share: float = 1.0
-    is_cached: bool = True
+    may_read: bool = True
+    may_write: bool = True
+    approved: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_tenant_name(self.name)
@@ -185,11 +192,24 @@ class TenantConfig:
         _check_whole("max_concurrent", self.max_concurrent, 1, _MAX_COUNT)
         if self.tokens_per_minute is not None:
             _check_whole("tokens_per_minute", self.tokens_per_minute, 1, _MAX_COUNT)
-        if not isinstance(self.is_cached, bool):
-            raise ConfigError(f"is_cached must be true or false, got {self.is_cached!r}")
+        for name, flag in (("may_read", self.may_read), ("may_write", self.may_write)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{name} must be true or false, got {_show(flag)}")
         share = self.queue_share
         if not _is_number(share) or not 0 < share <= 1:
             raise ConfigError(f"queue_share must be above 0 and at most 1, got {share!r}")
+        for path in self.approved or ():
+            self._check_approved(path)
+
+    def _check_approved(self, path: str) -> None:
+        # A name that means nothing here was meant to be another one.
+        own, asked = Domain(self.domain), Domain(path)
+        if not own.is_within(asked) and not asked.is_within(own):
+            above = (PUBLIC, *own.ancestors(), own)
+            raise ConfigError(
+                f"approved names {path!r}, whose approved prefixes no request of "
+                f"{own.path!r} can read; {nearest(path, [each.path for each in above])}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +264,13 @@ def check_tenant_name(name: object) -> None:
             "a tenant's name is 1 to 64 letters, digits, '.', '_' and '-', beginning with "
             f"a letter or digit, got {_show(name)}"
         )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return how a message about an unknown ``name`` ends: with what may be meant."""
+    names = list(known)
+    close = get_close_matches(name[:40].lower(), names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -17,9 +17,8 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import TypeVar, get_args, get_type_hints
 
 from prefold.engine.config import SchedulerConfig
@@ -30,6 +29,7 @@ from prefold.server.config import (
     PrefoldConfig,
     ServerConfig,
     TenantConfig,
+    nearest,
 )
 from prefold.server.credentials import ADMIN_TOKEN_FILE_VARIABLE
 from prefold.server.keys import KEY_FILE_VARIABLE
@@ -109,13 +109,6 @@ def load_config(
         if path is None:
             raise
         raise ConfigError(f"{path}: {exc}") from exc
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return how a message about an unknown ``name`` ends: with what may be meant."""
-    names = list(known)
-    close = get_close_matches(name[:40].lower(), names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}"
 
 
 # -- the environment -------------------------------------------------------------------
@@ -267,7 +260,9 @@ def _sections_of(name: str) -> list[str]:
 
 
 def _convert(kind: object, value: object, directory: Path) -> object:
-    kinds = get_args(kind) or (kind,)
+    kinds = _alternatives(kind)
+    if isinstance(value, list) and _PATHS in kinds:
+        return _texts(value)
     # Of exactly that type: a bool is an int to Python, and never meant as one here.
     if type(value) not in {accepted for k in kinds for accepted in _ACCEPTED[k]}:
         expected = " or ".join(_NAMES[k] for k in kinds if k is not NoneType)
@@ -275,6 +270,17 @@ def _convert(kind: object, value: object, directory: Path) -> object:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ConfigError("must be a smaller number")
     return _path(value, directory) if isinstance(value, str) and Path in kinds else value
+
+
+def _alternatives(kind: object) -> tuple[object, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+
+def _texts(values: list[object]) -> tuple[str, ...]:
+    texts = tuple(value for value in values if isinstance(value, str))
+    if len(texts) < len(values):
+        raise ConfigError(f"must be {_NAMES[_PATHS]}")
+    return texts
 
 
 def _path(text: str, directory: Path) -> Path:
@@ -286,6 +292,9 @@ def _path(text: str, directory: Path) -> Path:
         raise ConfigError("begins with the home directory of nobody here") from exc
 
 
+#: The one kind of list that a setting can be.
+_PATHS = tuple[str, ...]
+
 _ACCEPTED: Mapping[object, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
@@ -293,6 +302,7 @@ _ACCEPTED: Mapping[object, tuple[type, ...]] = {
     str: (str,),
     Path: (str,),
     NoneType: (NoneType,),
+    _PATHS: (),
 }
 
 _NAMES: Mapping[object, str] = {
@@ -301,6 +311,7 @@ _NAMES: Mapping[object, str] = {
     float: "a number",
     str: "a text in quotes",
     Path: "a path in quotes",
+    _PATHS: "a list of texts in quotes",
     dict: "a table",
     list: "a list",
     NoneType: "nothing",

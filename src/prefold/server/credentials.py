@@ -10,7 +10,8 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -41,10 +42,12 @@ class Caller:
     Attributes:
         tenant: Whose it is; its domain is the request's.
         key_id: The public id of the key; None where no key is needed.
+        num_revocations: Of its tenant, when it was let in.
     """
 
     tenant: TenantConfig
     key_id: str | None
+    num_revocations: int = 0
 
 
 class Authenticator:
@@ -58,7 +61,7 @@ class Authenticator:
         ConfigError: There are tenants and no key file.
     """
 
-    __slots__ = ("_key_file", "_tenants")
+    __slots__ = ("_key_file", "_num_revocations", "_refused", "_tenants")
 
     def __init__(
         self, tenants: Sequence[TenantConfig] = (), key_file: KeyFile | None = None
@@ -67,6 +70,14 @@ class Authenticator:
             raise ConfigError("tenants need a key file")
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self._key_file = key_file
+        #: Ids of keys that are refused, whatever becomes of the file.
+        self._refused: set[str] = set()
+        self._num_revocations: Counter[str] = Counter()
+
+    @property
+    def tenants(self) -> tuple[TenantConfig, ...]:
+        """All that are served; one of them only, where nobody needs a key."""
+        return tuple(self._tenants.values()) or (LOCAL_TENANT,)
 
     @property
     def needs_key(self) -> bool:
@@ -93,10 +104,8 @@ class Authenticator:
                 "an API key is needed: send it as 'Authorization: Bearer pf_...'"
             )
         entry = self._key_file.find(text)
-        if entry is None:
-            raise AuthenticationError(
-                "the API key is not valid: check that it is complete and not revoked"
-            )
+        if entry is None or entry.public_id in self._refused:
+            raise _not_valid()
         if entry.is_expired(self._key_file.now()):
             raise AuthenticationError("the API key has expired: ask for a new one")
         tenant = self._tenants.get(entry.tenant)
@@ -104,7 +113,41 @@ class Authenticator:
             raise AuthenticationError(
                 "the API key belongs to a tenant that this server does not serve"
             )
-        return Caller(tenant=tenant, key_id=entry.public_id)
+        return Caller(
+            tenant=tenant,
+            key_id=entry.public_id,
+            num_revocations=self._num_revocations[tenant.name],
+        )
+
+    def check(self, caller: Caller) -> None:
+        """Refuse a caller whose tenant was revoked since it was let in.
+
+        Raises:
+            AuthenticationError: As for a key that is not valid.
+        """
+        if caller.num_revocations != self._num_revocations[caller.tenant.name]:
+            raise _not_valid()
+
+    def refuse(self, tenant_names: Collection[str]) -> None:
+        """Refuse all keys that some tenants have, and calls that came in with them."""
+        if self._key_file is None:
+            return  # whoever is on this machine is served, and keeps being
+        for entry in self._key_file.entries():
+            if entry.tenant in tenant_names:
+                self._refused.add(entry.public_id)
+        self._num_revocations.update(tenant_names)
+
+    def remove_keys(self, tenant_names: Collection[str]) -> int:
+        """Take all keys of some tenants out of the file; return how many there were.
+
+        Waits for the file; on any thread.
+
+        Raises:
+            ConfigError: The file cannot be used or written; nothing changes.
+        """
+        if self._key_file is None or not tenant_names:
+            return 0
+        return self._key_file.revoke_tenants(tenant_names)
 
 
 class AdminToken:
@@ -200,6 +243,12 @@ def default_token_path() -> Path:
         ConfigError: The user has no home.
     """
     return state_dir() / "admin_token"
+
+
+def _not_valid() -> AuthenticationError:
+    return AuthenticationError(
+        "the API key is not valid: check that it is complete and not revoked"
+    )
 
 
 def _new_token() -> str:

@@ -51,7 +51,7 @@ class SnapshotGauges(Collector):
         return self._families()
 
     def collect(self) -> Iterator[Metric]:
-        blocks, queue, running, alive = self._families()
+        blocks, pinned, approvals, queue, running, alive = self._families()
         alive.add_metric([], float(self.snapshot is not None))
         yield alive
         if self.snapshot is None:
@@ -61,9 +61,11 @@ class SnapshotGauges(Collector):
         blocks.add_metric(["private"], counts.private)
         blocks.add_metric(["shared"], counts.shared)
         blocks.add_metric(["idle"], counts.idle)
+        pinned.add_metric([], self.snapshot.num_pinned_blocks)
+        approvals.add_metric([], self.snapshot.num_approvals)
         queue.add_metric([], self.snapshot.num_waiting)
         running.add_metric([], self.snapshot.num_running)
-        yield from (blocks, queue, running)
+        yield from (blocks, pinned, approvals, queue, running)
 
     def _families(self) -> tuple[GaugeMetricFamily, ...]:
         return (
@@ -73,6 +75,11 @@ class SnapshotGauges(Collector):
                 "and in use), idle (cached and reclaimable).",
                 labels=["state"],
             ),
+            GaugeMetricFamily(
+                "prefold_pinned_blocks",
+                "Of all blocks, those that approvals keep from eviction.",
+            ),
+            GaugeMetricFamily("prefold_approvals", "Approved prefixes."),
             GaugeMetricFamily(
                 "prefold_queue_length",
                 "Sequences that wait for blocks or a turn, preempted ones included.",

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefold.engine.digest_memory import FileStamp
@@ -34,6 +33,14 @@ from prefold.engine.user_dirs import state_dir
 from prefold.errors import ConfigError, InvalidInputError
 from prefold.identity.private_file import lock_beside, read_private, replace_private
 from prefold.server.config import check_tenant_name
+from prefold.server.key_records import (
+    MAX_TIME,
+    PUBLIC_ID,
+    ApiKey,
+    check_label,
+    format_keys,
+    parse_keys,
+)
 
 #: Names the key file in place of the configuration.
 KEY_FILE_VARIABLE = "PREFOLD_KEY_FILE"
@@ -41,14 +48,9 @@ KEY_FILE_VARIABLE = "PREFOLD_KEY_FILE"
 #: How long a change of the file may go unnoticed.
 CHECK_INTERVAL_S = 2.0
 
-MAX_LABEL_LENGTH = 100
-
 _WHAT = "the key file"
-_FORMAT = 1
 _MAX_KEYS = 10_000
 _MAX_BYTES = 2**23
-#: The end of the year 9999, the last that a date can be written for.
-MAX_TIME = 253_402_300_799
 
 #: File times are coarse: a file that changed moments ago could change again under the
 #: same ones, so it is read again until it has come to rest.
@@ -56,39 +58,12 @@ _MIN_AGE_NS = 2 * 10**9
 
 _PUBLIC_ID_BYTES = 8
 _SECRET_BYTES = 32
-_PUBLIC_ID = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(r"pf_([0-9a-f]{16})_[0-9a-f]{64}", re.ASCII)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 #: Compared with where there is no key of that id, so that this takes as long.
 _NO_DIGEST = "0" * 64
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
-    """What is known of a key; its secret is not.
-
-    Attributes:
-        public_id: Names the key in logs and commands.
-        digest: SHA-256 of the whole key, hexadecimal.
-        tenant: Who it speaks for.
-        created_at: Seconds since the epoch, as ``expires_at``.
-        expires_at: When it stops being valid; None for never.
-        label: What its owner calls it.
-    """
-
-    public_id: str
-    digest: str = field(repr=False)
-    tenant: str
-    created_at: int
-    expires_at: int | None = None
-    label: str | None = None
-
-    def is_expired(self, now: float) -> bool:
-        """Tell whether it is valid no longer."""
-        return self.expires_at is not None and now >= self.expires_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +151,7 @@ class KeyFile:
                 it is full.
         """
         check_tenant_name(tenant)
-        _check_label(label)
+        check_label(label)
         created_at = int(self._now())
         if expires_at is not None and not created_at < expires_at <= MAX_TIME:
             raise ConfigError("a key must expire after now and before the year 10000")
@@ -214,6 +189,18 @@ class KeyFile:
                 )
             return keys.pop(public_id)
 
+    def revoke_tenants(self, tenants: Collection[str]) -> int:
+        """Remove every key of some tenants from the file; return how many there were.
+
+        Raises:
+            ConfigError: The file cannot be used or written; nothing changes.
+        """
+        with self._changing() as keys:
+            gone = [name for name, key in keys.items() if key.tenant in tenants]
+            for public_id in gone:
+                del keys[public_id]
+        return len(gone)
+
     def refresh(self) -> None:
         """Take over what the file says now, if it has changed; on any thread.
 
@@ -237,10 +224,11 @@ class KeyFile:
         # A link is followed, not replaced.
         target = Path(os.path.realpath(self._path))
         try:
-            with lock_beside(target):
+            # Whoever reads meanwhile would bring back what is removed here.
+            with self._refreshing, lock_beside(target):
                 keys = self._read()
                 yield keys
-                replace_private(target, _format(keys.values()))
+                replace_private(target, format_keys(keys.values()))
                 self._keys = keys
         except OSError as exc:
             raise ConfigError(f"cannot write {_WHAT} {self._path}: {exc.strerror}") from exc
@@ -284,15 +272,12 @@ class KeyFile:
         except FileNotFoundError:
             return {}
         try:
-            return _parse(data)
+            return parse_keys(data)
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
             raise ConfigError(
                 f"{_WHAT} {self._path} is damaged or of another release: restore it, or "
                 "remove it and make new keys with 'prefold keys new'"
             ) from exc
-
-
-_FIELDS = {f.name for f in fields(ApiKey)}
 
 
 def default_key_path() -> Path:
@@ -317,74 +302,9 @@ def parse_public_id(text: str) -> str:
             may be a secret.
     """
     public_id = text.removeprefix("pf_").partition("_")[0]
-    if not _PUBLIC_ID.fullmatch(public_id):
+    if not PUBLIC_ID.fullmatch(public_id):
         raise InvalidInputError(
             "a key's id has 16 hexadecimal digits, such as 9f2c41d0a7b35e68; "
             "'prefold keys list' shows all"
         )
     return public_id
-
-
-def _format(entries: Iterable[ApiKey]) -> bytes:
-    document = {"format": _FORMAT, "keys": [asdict(entry) for entry in entries]}
-    return (json.dumps(document, indent=1) + "\n").encode()
-
-
-def _parse(data: bytes) -> dict[str, ApiKey]:
-    """Read the document strictly: half the keys are no keys."""
-    document = json.loads(data)
-    if document["format"] != _FORMAT or document.keys() != {"format", "keys"}:
-        raise ValueError("of another release")
-    entries = [_parse_entry(entry) for entry in document["keys"]]
-    keys = {entry.public_id: entry for entry in entries}
-    if len(keys) != len(entries):
-        raise ValueError("two keys with one id")
-    return keys
-
-
-def _parse_entry(entry: object) -> ApiKey:
-    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise ValueError("not those fields")
-    tenant = _text(entry["tenant"])
-    check_tenant_name(tenant)
-    expires_at, label = entry["expires_at"], entry["label"]
-    if label is not None:
-        _check_label(_text(label))
-    return ApiKey(
-        public_id=_matching(_PUBLIC_ID, entry["public_id"]),
-        digest=_matching(_DIGEST, entry["digest"]),
-        tenant=tenant,
-        created_at=_instant(entry["created_at"]),
-        expires_at=None if expires_at is None else _instant(expires_at),
-        label=None if label is None else _text(label),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _matching(pattern: re.Pattern[str], value: object) -> str:
-    text = _text(value)
-    if not pattern.fullmatch(text):
-        raise ValueError("not of that form")
-    return text
-
-
-def _instant(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("not a number")
-    if not 0 <= value <= MAX_TIME:
-        raise ValueError("not a time")
-    return value
-
-
-def _check_label(label: str | None) -> None:
-    if label is not None and not (
-        0 < len(label) <= MAX_LABEL_LENGTH and label.isprintable()
-    ):
-        raise ConfigError(
-            f"a label is 1 to {MAX_LABEL_LENGTH} printable characters on one line"
-        )

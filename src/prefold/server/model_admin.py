@@ -14,8 +14,8 @@ from pydantic import Field
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.prepared_model import DEFAULT_DEADLINE_S
 from prefold.engine.swapping import SwapReceipt
-from prefold.server.admin_protocol import EmptyRequest, ResetReply
-from prefold.server.operations import to_reset_reply
+from prefold.server.admin_protocol import EmptyRequest, ReceiptReply
+from prefold.server.operations import to_receipt_reply
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
 from prefold.server.served_model import CurrentModel, system_fingerprint
 
@@ -42,7 +42,7 @@ class SwapReply(ReplyModel):
     """The ``system_fingerprint`` of later replies."""
     changed: list[str]
     """What differs from the model before; nothing if all that is cached was kept."""
-    dropped: ResetReply | None
+    dropped: ReceiptReply | None
     """What is not found any more; null if nothing was dropped."""
     num_ended: int
     """Requests that were ended with a sentence."""
@@ -77,7 +77,7 @@ def _reply(receipt: SwapReceipt, models: CurrentModel) -> SwapReply:
         model=model.name,
         fingerprint=system_fingerprint(receipt.fingerprint),
         changed=list(receipt.differing_fields),
-        dropped=None if lost is None else to_reset_reply(lost),
+        dropped=None if lost is None else to_receipt_reply(lost),
         num_ended=receipt.num_ended,
         num_recomputed=receipt.num_recomputed,
     )

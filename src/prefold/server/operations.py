@@ -9,14 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import (
-    CacheListing,
-    Everything,
-    ListedRun,
-    ListingBounds,
-    Lookup,
-    Receipt,
-)
+from prefold.cache import CacheListing, ListedRun, ListingBounds, Lookup, Receipt
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
@@ -29,7 +22,7 @@ from prefold.server.admin_protocol import (
     FoundPrompt,
     LookupReply,
     QueueReply,
-    ResetReply,
+    ReceiptReply,
     Run,
     StatsReply,
     TimingReply,
@@ -44,7 +37,7 @@ from prefold.server.snapshot import take_snapshot
 from prefold.server.timings import MAX_REQUESTS, ChoiceTiming, RecentTimings
 
 #: Computes a prompt and makes no reply.
-_NO_REPLY = SamplingParams(max_tokens=0)
+NO_REPLY = SamplingParams(max_tokens=0)
 
 
 async def warm(
@@ -68,9 +61,10 @@ async def warm(
         RequestError: A prompt can never be served.
         CapacityError: There is no room now, or a computation failed.
         EngineStoppedError: No more requests are taken.
+        HttpError: The domain was revoked meanwhile.
     """
     streams = await engine.submit_together(
-        [(prompt, _NO_REPLY) for prompt in prompts],
+        [(prompt, NO_REPLY) for prompt in prompts],
         options=options,
         fingerprint=fingerprint,
     )
@@ -80,11 +74,25 @@ async def warm(
         for stream in streams:
             stream.abort()
         raise
+    if any(output.finish_reason is FinishReason.ABORTED for [output] in outputs):
+        raise was_ended(engine)
     found = await _look_up(engine, prompts, options, fingerprint)
     return WarmReply(
         prompts=[
             _warmed(output, lookup) for [output], lookup in zip(outputs, found, strict=True)
         ]
+    )
+
+
+def was_ended(engine: AsyncEngine) -> HttpError | EngineStoppedError:
+    """Return what to tell an operator whose prompt was not computed to its end."""
+    if not engine.is_accepting:
+        return EngineStoppedError("the engine stopped before a prompt was computed")
+    return HttpError(
+        409,
+        "the domain was revoked while this was computed; send it again if it is still "
+        "wanted",
+        code="domain_revoked",
     )
 
 
@@ -116,22 +124,13 @@ async def look_up(
     )
 
 
-async def reset(engine: AsyncEngine) -> ResetReply:
-    """Make everything cached unfindable, at once.
-
-    Raises:
-        EngineStoppedError: The engine cannot be asked.
-    """
-    receipt = await engine.call(lambda it: it.cache.invalidate(Everything()))
-    return to_reset_reply(receipt)
-
-
-def to_reset_reply(receipt: Receipt) -> ResetReply:
+def to_receipt_reply(receipt: Receipt) -> ReceiptReply:
     """Return a receipt as operators read it."""
-    return ResetReply(
+    return ReceiptReply(
         dropped_blocks=receipt.num_blocks,
         leased_blocks=receipt.num_leased_blocks,
         is_upper_bound=receipt.is_upper_bound,
+        ended_approvals=receipt.num_approvals,
         num_invalidations=receipt.num_invalidations,
     )
 
@@ -159,6 +158,8 @@ async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
         num_trees=now.cache.num_trees,
         num_runs=now.cache.num_nodes,
         num_leases=now.cache.num_leases,
+        num_approvals=now.num_approvals,
+        num_pinned_blocks=now.num_pinned_blocks,
         num_evictions=now.cache.num_evictions,
         num_evicted_blocks=now.cache.num_evicted_blocks,
         num_steps=now.num_steps,
@@ -307,6 +308,7 @@ def _run(run: ListedRun, model: ServedModel | None) -> Run:
         blocks=run.num_blocks,
         is_partial=run.is_partial,
         audience=run.kind.value,
+        approvals=list(run.labels),
         domain=run.domain,
         is_salted=run.is_salted,
         leases=run.num_leases,

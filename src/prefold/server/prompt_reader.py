@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import Access
 from prefold.engine.config import RequestOptions
 from prefold.engine.prompt import encode_prompt
-from prefold.identity.domain import Domain
 from prefold.server.admin_protocol import PromptRequest
-from prefold.server.chat_template import ChatTemplate, to_conversation
+from prefold.server.chat_template import ChatTemplate, Conversation, to_conversation
 from prefold.server.config import TenantConfig
 from prefold.server.errors import HttpError
+from prefold.server.grants import CacheWish, operator_options
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
-from prefold.server.protocol_chat import Message, Tool
 from prefold.server.protocol_prompts import split_prompts
 from prefold.server.served_model import ServedModel
+from prefold.server.sharing_protocol import PrefixRequest
 
 
 class PromptReader:
@@ -43,18 +43,31 @@ class PromptReader:
             size: Its bytes, which say what reading it costs.
 
         Raises:
-            HttpError: There is no prompt, there are two kinds, or no such tenant.
+            HttpError: There is no prompt, there are two kinds, no such tenant, or the
+                domain is none of the tenant's.
             RequestError: A prompt could not be served.
         """
-        tenant = self._tenant(request.tenant)
-        salt = None if request.cache_salt is None else request.cache_salt.encode()
-        options = RequestOptions(
-            domain=Domain(tenant.domain, salt=salt),
-            # As the tenant's own requests: one that is not cached finds and leaves nothing.
-            access=Access(read=tenant.is_cached, write=tenant.is_cached),
-            tenant=tenant.name,
+        wish = CacheWish(
+            domain=request.domain, salt=request.cache_salt, domain_field="domain"
         )
-        return await run_sized(size, lambda: self._encode(request)), options
+        options = operator_options(self._tenant(request.tenant), wish)
+        encode = partial(self._encode, request, awaits_reply=True)
+        return await run_sized(size, encode), options
+
+    async def read_prefix(self, request: PrefixRequest, size: int) -> TokenIds:
+        """Return the token ids that prompts begin with, whoever sends them.
+
+        Args:
+            request: The body.
+            size: As above.
+
+        Raises:
+            HttpError: There is no prompt, or there are two kinds.
+            RequestError: It could not be served.
+        """
+        encode = partial(self._encode, request, awaits_reply=False)
+        [token_ids] = await run_sized(size, encode)
+        return token_ids
 
     def _tenant(self, name: str | None) -> TenantConfig:
         if name is None and len(self._tenants) == 1:
@@ -79,20 +92,23 @@ class PromptReader:
             )
         return tenant
 
-    def _encode(self, request: PromptRequest) -> list[TokenIds]:
+    def _encode(
+        self, request: PromptRequest | PrefixRequest, *, awaits_reply: bool
+    ) -> list[TokenIds]:
         messages, prompt = request.messages, request.prompt
         if messages is not None and prompt is None:
-            return [self._encode_chat(messages, request.tools)]
+            conversation = to_conversation(
+                messages, request.tools, awaits_reply=awaits_reply
+            )
+            return [self._encode_chat(conversation)]
         if prompt is None or messages is not None:
             raise HttpError(400, "send either prompt or messages", param="prompt")
         if request.tools is not None:
             raise HttpError(400, "tools needs messages", param="tools")
         return [self._encode_one(each) for each in split_prompts(prompt)]
 
-    def _encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> TokenIds:
-        text = self._template.render(to_conversation(messages, tools))
+    def _encode_chat(self, conversation: Conversation) -> TokenIds:
+        text = self._template.render(conversation)
         token_ids = self._encoder.encode(text, has_special_tokens=True)
         return encode_prompt(token_ids, None, self._limits)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,6 +21,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from prefold.errors import InvalidInputError
+from prefold.identity.domain import MAX_PATH_LENGTH, Domain
 
 _MAX_SALT_BYTES = 256
 _SEED_LIMIT = 2**63
@@ -84,13 +88,44 @@ def _check_salt(value: Any, check_inner: Callable[[Any], Any]) -> Any:
     return salt
 
 
+def _check_path(path: str) -> str:
+    try:
+        Domain(path)
+    except InvalidInputError as error:
+        raise PydanticCustomError("explained", _NO_PATH) from error
+    return path
+
+
+_NO_PATH: LiteralString = (
+    "must be a path of a-z, 0-9, '.', '_' and '-', its parts joined by '/'"
+)
+
+#: Said of a list of them, which is worth one complaint.
+_NO_PATHS: LiteralString = "must be a list of at most 64 paths of domains"
+
+_Path = Annotated[
+    str,
+    # All but that no part consists of dots alone, which takes looking ahead.
+    Field(max_length=MAX_PATH_LENGTH, pattern=r"^[a-z0-9._-]+(/[a-z0-9._-]+)*$"),
+    AfterValidator(_check_path),
+]
+
+DomainPath = Annotated[_Path, explained(_NO_PATH)]
+
+
 class CacheFields(StrictModel):
-    """What a request may do with cached KV."""
+    """What a request may do with cached KV: at most what its tenant may."""
 
     read: bool = True
     """Whether it may reuse what is cached."""
     write: bool = True
     """Whether it may leave anything behind."""
+    domain: Annotated[_Path | None, explained(_NO_PATH)] = None
+    """Whose cached KV: the tenant's own domain or one below it, as a whole path."""
+    approved: Annotated[
+        Annotated[list[_Path], Field(max_length=64)] | None, explained(_NO_PATHS)
+    ] = None
+    """Whose approved prefixes it may read, of those it could; all if left out."""
     ttl_s: Annotated[
         None,
         explained("is not supported yet; leave it out, entries go when room is needed"),

@@ -46,6 +46,12 @@ Prompts = Annotated[
 ]
 
 
+Prompt = Annotated[
+    Annotated[_Text | _SomeTokens, Discriminator(_kind_of_one)],
+    explained("must be a text or a list of token ids"),
+]
+
+
 def split_prompts(prompt: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:
     """Return the prompts of a field that may hold one or several. O(prompts)."""
     if isinstance(prompt, str):

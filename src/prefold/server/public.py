@@ -21,7 +21,6 @@ from prefold.server.calls import Desk
 from prefold.server.chat import chat_router
 from prefold.server.completions import completions_router
 from prefold.server.config import ServerConfig
-from prefold.server.credentials import Authenticator
 from prefold.server.entry import EntryLayer
 from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
@@ -31,6 +30,7 @@ from prefold.server.json_shape import JsonLimits
 from prefold.server.limits import TenantLimits
 from prefold.server.models import models_router
 from prefold.server.observer import HttpObserver, Plane
+from prefold.server.permits import Permits
 from prefold.server.served_model import CurrentModel, ServedModel
 from prefold.server.tokenize import TOKENIZE_PATH, tokenize_router
 
@@ -41,13 +41,14 @@ TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 def make_public_app(
     engine: AsyncEngine,
     model: ServedModel,
-    authenticator: Authenticator,
+    permits: Permits,
     limits: TenantLimits,
     config: ServerConfig,
     observer: HttpObserver,
 ) -> FastAPI:
     """Return the application of the public plane."""
-    desk = Desk(engine, config, observer)
+    authenticator = permits.authenticator
+    desk = Desk(engine, config, observer, permits)
     models = CurrentModel(engine, model)
     app = FastAPI(
         title="Prefold",

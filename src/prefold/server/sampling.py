@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from prefold.cache import Access
-from prefold.engine.config import RequestOptions
 from prefold.engine.request import SamplingParams
 from prefold.errors import RequestError
-from prefold.identity.domain import Domain
-from prefold.server.config import TenantConfig
 from prefold.server.errors import HttpError
-from prefold.server.protocol import GenerationRequest
+from prefold.server.grants import CacheWish
+from prefold.server.protocol import CacheFields, GenerationRequest
 
 #: OpenAI's, where a request does not say.
 _DEFAULT_TEMPERATURE = 1.0
@@ -50,19 +47,15 @@ def to_params(
     )
 
 
-def to_options(request: GenerationRequest, tenant: TenantConfig) -> RequestOptions:
-    """Return whose cached KV a request may use.
-
-    The domain is the tenant's, whatever the request says; a salt can only narrow it.
-    """
-    salt = None if request.cache_salt is None else request.cache_salt.encode()
-    cache = request.cache
-    reads = tenant.is_cached and (cache is None or cache.read)
-    writes = tenant.is_cached and (cache is None or cache.write)
-    return RequestOptions(
-        domain=Domain(tenant.domain, salt=salt),
-        access=Access(read=reads, write=writes),
-        tenant=tenant.name,
+def to_wish(request: GenerationRequest) -> CacheWish:
+    """Return what a request asks of the cache."""
+    cache = request.cache or CacheFields()
+    return CacheWish(
+        domain=cache.domain,
+        salt=request.cache_salt,
+        read=cache.read,
+        write=cache.write,
+        approved=cache.approved,
     )
 
 

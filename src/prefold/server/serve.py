@@ -27,13 +27,14 @@ from prefold.engine.parts import EngineParts
 from prefold.engine.row_probe import Exactness
 from prefold.server.admin import make_admin_app
 from prefold.server.announcement import Announcement
-from prefold.server.config import LOCAL_TENANT, PrefoldConfig
+from prefold.server.config import PrefoldConfig
 from prefold.server.credentials import AdminToken, Authenticator, default_token_path
 from prefold.server.keys import KeyFile, default_key_path
 from prefold.server.limits import TenantLimits
 from prefold.server.listen import Listeners, listen, url_of
 from prefold.server.logs import set_up_logging
 from prefold.server.metrics import Metrics
+from prefold.server.permits import Permits
 from prefold.server.planes import Planes, run_planes
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
@@ -121,8 +122,11 @@ def make_planes(
 ) -> Planes:
     """Put engine, metrics and both applications together."""
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
-    tenants = config.tenants or (LOCAL_TENANT,)
-    metrics = make_metrics(tenant_names=[t.name for t in tenants], scheduler=scheduler)
+    permits = Permits(doors.authenticator)
+    metrics = make_metrics(
+        tenant_names=[tenant.name for tenant in doors.authenticator.tenants],
+        scheduler=scheduler,
+    )
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)
     )
@@ -131,14 +135,12 @@ def make_planes(
         public=make_public_app(
             engine,
             model,
-            doors.authenticator,
+            permits,
             TenantLimits(max_queued=config.server.max_queued),
             config.server,
             metrics,
         ),
-        admin=make_admin_app(
-            engine, model, doors.token, metrics, config.server, tenants=tenants
-        ),
+        admin=make_admin_app(engine, model, doors.token, metrics, config.server, permits),
         authenticator=doors.authenticator,
     )
 

@@ -19,6 +19,8 @@ class EngineSnapshot:
     """
 
     cache: CacheSnapshot
+    num_approvals: int
+    num_pinned_blocks: int
     num_blocks: int
     block_size: int
     num_running: int
@@ -36,9 +38,13 @@ class EngineSnapshot:
 
 def take_snapshot(engine: Engine) -> EngineSnapshot:
     """Return the figures of this moment; to be called between two steps."""
+    # Pins that are over show no longer.
+    engine.cache.approved.expire_due()
     cache, counters = engine.cache.snapshot(), engine.counters
     return EngineSnapshot(
         cache=cache,
+        num_approvals=len(engine.cache.approved.approvals()),
+        num_pinned_blocks=engine.cache.approved.num_pinned_blocks,
         num_blocks=engine.cache.num_blocks,
         block_size=engine.cache.block_size,
         # Between steps every running sequence holds one lease, and nobody else does.

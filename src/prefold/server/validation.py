@@ -72,8 +72,16 @@ def to_http_error(errors: Sequence[Mapping[str, Any]]) -> HttpError:
         )
     path = path_of(error["loc"])
     if not path:
+        # About a field, but a name that there is not has no place.
+        is_named = kind == "unknown_field"
         what = _complaint(error) if kind == "explained" else "must be a JSON object"
-        return HttpError(400, f"the body {what}")
+        message = str(error["msg"]) if is_named else f"the body {what}"
+        return HttpError(
+            400,
+            message,
+            param=context.get("name") if is_named else None,
+            code="unknown_parameter" if is_named else None,
+        )
     if kind == "missing":
         return HttpError(
             400, f"{path} is missing", param=path, code="missing_required_parameter"

@@ -37,6 +37,11 @@ ROUTES = {
     ("POST", "/cache/lookup"): True,
     ("POST", "/cache/warm"): True,
     ("POST", "/cache/reset"): True,
+    ("POST", "/cache/approve"): True,
+    ("GET", "/cache/approvals"): True,
+    ("POST", "/cache/withdraw"): True,
+    ("POST", "/cache/invalidate"): True,
+    ("DELETE", "/domains/{path:path}"): True,
     ("POST", "/model/swap"): True,
     ("POST", "/model/reload-template"): True,
     ("GET", "/openapi.json"): True,
@@ -85,7 +90,7 @@ def routes_of(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def url_of(path: str) -> str:
-    return path.replace("{request_id}", "abc")
+    return path.replace("{request_id}", "abc").replace("{path:path}", "nobody")
 
 
 # -- who comes in ----------------------------------------------------------------------
@@ -430,6 +435,7 @@ def test_a_reset_drops_everything_and_hands_out_a_receipt(tmp_path: Path) -> Non
                 "dropped_blocks": held,
                 "leased_blocks": 0,
                 "is_upper_bound": False,
+                "ended_approvals": 0,
                 "num_invalidations": 1,
             }
             [found] = (await admin.post("/cache/lookup", json=prompt)).json()["prompts"]
@@ -537,4 +543,8 @@ def test_warming_leaves_nothing_for_a_tenant_that_is_not_cached(tmp_path: Path) 
             assert warmed.json()["prompts"][0]["hit_tokens"] == 0
             assert rig.engine.cache.snapshot().num_nodes <= 1
 
-    run(check, tmp_path, tenants=(TenantConfig(name="acme", is_cached=False),))
+    run(
+        check,
+        tmp_path,
+        tenants=(TenantConfig(name="acme", may_read=False, may_write=False),),
+    )

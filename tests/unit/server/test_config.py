@@ -65,6 +65,44 @@ def test_nobody_owns_what_everybody_reads() -> None:
 
 
 @pytest.mark.parametrize(
+    "approved",
+    [(), ("public",), ("public", "acme", "acme/search"), ("acme/search/a",), ("acme",) * 2],
+)
+def test_domains_whose_approved_prefixes_a_tenant_may_read(
+    approved: tuple[str, ...],
+) -> None:
+    tenant = TenantConfig(name="t", domain="acme/search", approved=approved)
+    assert tenant.approved == approved
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("acne", "did you mean acme"),
+        ("pubic", "did you mean public"),
+        ("acme/serch", "did you mean acme/search"),
+        ("acme/chat", "did you mean acme"),
+        ("zzzz", "there is public, acme, acme/search"),
+    ],
+)
+def test_domains_that_no_request_of_a_tenant_reads(path: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^tenant 't': approved names .*{words}"):
+        TenantConfig(name="t", domain="acme/search", approved=(path,))
+
+
+@pytest.mark.parametrize("path", ["", "a//b", "/a", "a/", "..", "A", "a b"])
+def test_approved_paths_that_are_none(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"^tenant 't': a domain path"):
+        TenantConfig(name="t", approved=(path,))
+
+
+@pytest.mark.parametrize("name", ["may_read", "may_write"])
+def test_flags_that_are_none(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^tenant 't': {name} must be true or false"):
+        TenantConfig(name="t", **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"max_concurrent": 0},

@@ -69,6 +69,9 @@ def test_every_section_becomes_its_class(path: Path) -> None:
         domain = "globex/chat"
         max_concurrent = 4
         queue_share = 0.25
+        may_read = true
+        may_write = false
+        approved = ["public", "globex"]
         """,
     )
     assert config == PrefoldConfig(
@@ -92,7 +95,12 @@ def test_every_section_becomes_its_class(path: Path) -> None:
         tenants=(
             TenantConfig(name="acme", tokens_per_minute=60_000),
             TenantConfig(
-                name="globex", domain="globex/chat", max_concurrent=4, queue_share=0.25
+                name="globex",
+                domain="globex/chat",
+                max_concurrent=4,
+                queue_share=0.25,
+                may_write=False,
+                approved=("public", "globex"),
             ),
         ),
     )
@@ -126,6 +134,13 @@ def test_paths_are_relative_to_the_file(
         (
             '[[tenants]]\nname = "a"\nmax_concurent = 1',
             "[[tenants]] number 1 has no setting max_concurent; did you mean",
+        ),
+        ('[[tenants]]\nname = "a"\nmay_raed = true', "did you mean may_read?"),
+        ('[[tenants]]\nname = "a"\nis_cached = true', "has no setting is_cached"),
+        ('[[tenants]]\nname = "a"\naproved = []', "did you mean approved?"),
+        (
+            '[[tenants]]\nname = "acme"\napproved = ["public", "acne"]',
+            "approved names 'acne', whose approved prefixes no request of 'acme' can read;",
         ),
     ],
 )
@@ -169,6 +184,10 @@ def test_unknown_names_are_refused_with_the_nearest_known(
         ("[[tenants]]\nname = 'a'\n[[tenants]]\nname = 3", "number 2 name must be a text"),
         ("[[tenants]]\nname = ''", "[[tenants]] number 1 a tenant's name is"),
         ("[[tenants]]\nname = 'a'\ndomain = ''", "domain is empty"),
+        ("[[tenants]]\nname = 'a'\napproved = 'a'", "approved must be a list of texts"),
+        ("[[tenants]]\nname = 'a'\napproved = [1]", "approved must be a list of texts"),
+        ("[[tenants]]\nname = 'a'\napproved = ['a//b']", "tenant 'a': a domain path"),
+        ("[[tenants]]\nname = 'a'\nmay_read = 1", "may_read must be true or false"),
         ("[[tenants]]\nname = 'a'\ndomain = '../b'", "tenant 'a': a domain path"),
         ("[[tenants]]\nname = 'a'\n" * 2, "two tenants named 'a'"),
         (
@@ -238,6 +257,12 @@ def test_the_environment_wins_over_the_file(path: Path) -> None:
     without = _load(path, text, dict.fromkeys(environment, ""))
     assert without.server.key_file == path.parent / "k"
     assert without.tenants == (TenantConfig(name="acme"),)
+
+
+def test_a_list_of_the_environment_is_one(path: Path) -> None:
+    environment = {"PREFOLD_TENANTS": '[{"name": "acme", "approved": ["public"]}]'}
+    [tenant] = _load(path, "", environment).tenants
+    assert tenant.approved == ("public",)
 
 
 def test_tenants_of_the_environment_let_the_server_be_reached(path: Path) -> None:

@@ -228,3 +228,43 @@ def test_the_token_is_kept_in_the_state_directory(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_token_path() == tmp_path / "prefold" / "admin_token"
+
+
+# -- revoked tenants -----------------------------------------------------------------------
+
+
+def test_keys_of_a_revoked_tenant_are_refused_whatever_the_file_says(
+    key_file: KeyFile,
+) -> None:
+    keys = {name: key_file.create(name).text for name in ("acme", "globex")}
+    authenticator = Authenticator((ACME, GLOBEX), key_file)
+    callers = {
+        name: authenticator.authenticate(f"Bearer {key}") for name, key in keys.items()
+    }
+    authenticator.refuse(["acme"])
+    assert "not valid" in _refusal(authenticator, f"Bearer {keys['acme']}")
+    assert authenticator.authenticate(f"Bearer {keys['globex']}") == callers["globex"]
+    # Who was let in before is let in no further.
+    with pytest.raises(AuthenticationError, match="not valid"):
+        authenticator.check(callers["acme"])
+    authenticator.check(callers["globex"])
+    renewed = authenticator.authenticate(f"Bearer {key_file.create('acme').text}")
+    authenticator.check(renewed)
+
+
+def test_keys_of_a_revoked_tenant_leave_the_file(key_file: KeyFile) -> None:
+    for name in ("acme", "globex", "acme"):
+        key_file.create(name)
+    authenticator = Authenticator((ACME, GLOBEX), key_file)
+    assert authenticator.remove_keys([]) == 0
+    assert authenticator.remove_keys(["acme"]) == 2
+    assert [entry.tenant for entry in key_file.entries()] == ["globex"]
+    assert authenticator.remove_keys(["acme"]) == 0
+
+
+def test_where_nobody_needs_a_key_there_is_none_to_refuse() -> None:
+    authenticator = Authenticator()
+    authenticator.refuse(["default"])
+    authenticator.check(authenticator.authenticate(None))
+    assert authenticator.remove_keys(["default"]) == 0
+    assert authenticator.tenants == (LOCAL_TENANT,)

@@ -19,7 +19,8 @@ from prefold.engine.digest_memory import FileStamp
 from prefold.errors import ConfigError, InvalidInputError
 from prefold.identity.private_file import read_private
 from prefold.server import keys as keys_module
-from prefold.server.keys import ApiKey, KeyFile, parse_public_id
+from prefold.server.key_records import MAX_TIME, ApiKey
+from prefold.server.keys import KeyFile, parse_public_id
 from support.settable_clock import SettableClock
 
 _MAKE_KEYS_WHEN_TOLD = """
@@ -489,10 +490,10 @@ def test_a_fault_that_comes_back_is_warned_of_again(
 
 
 def test_a_key_may_last_until_the_last_date_there_is(path: Path) -> None:
-    made = KeyFile(path).create("acme", expires_at=keys_module.MAX_TIME)
+    made = KeyFile(path).create("acme", expires_at=MAX_TIME)
     found = KeyFile(path).find(made.text)
     assert found is not None
-    assert found.expires_at == keys_module.MAX_TIME
+    assert found.expires_at == MAX_TIME
 
 
 def test_keys_go_with_their_file(
@@ -571,3 +572,39 @@ def test_of_two_threads_that_look_at_once_one_does_nothing(
     assert server.find(first.text) == first.entry
     server.refresh()
     assert server.find(first.text) is None
+
+
+def test_what_is_revoked_is_not_brought_back_by_who_was_reading(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = KeyFile(path)
+    made = server.create("acme")
+    is_reading, may_end = threading.Event(), threading.Event()
+    read = KeyFile._read
+
+    def read_slowly(self: KeyFile) -> dict[str, ApiKey]:
+        keys = read(self)
+        if threading.current_thread() is slow:
+            is_reading.set()
+            assert may_end.wait(20)
+        return keys
+
+    monkeypatch.setattr(KeyFile, "_read", read_slowly)
+    slow = threading.Thread(target=server.refresh)
+    slow.start()
+    assert is_reading.wait(20)
+    revoking = threading.Thread(target=server.revoke_tenants, args=(["acme"],))
+    revoking.start()
+    may_end.set()
+    for thread in (slow, revoking):
+        thread.join(20)
+    assert server.find(made.text) is None
+    assert KeyFile(path).entries() == ()
+
+
+def test_all_keys_of_some_tenants_are_revoked_at_once(path: Path) -> None:
+    key_file = KeyFile(path)
+    kept = [key_file.create(name).text for name in ("acme", "globex", "acme", "blue")][1]
+    assert key_file.revoke_tenants({"acme", "blue", "nobody"}) == 3
+    assert [entry.tenant for entry in key_file.entries()] == ["globex"]
+    assert KeyFile(path).find(kept) is not None

@@ -33,6 +33,8 @@ CACHE = CacheSnapshot(
 )
 SNAPSHOT = EngineSnapshot(
     cache=CACHE,
+    num_approvals=3,
+    num_pinned_blocks=2,
     num_blocks=14,
     block_size=16,
     num_running=2,
@@ -246,6 +248,8 @@ def test_gauges_are_those_of_the_snapshot() -> None:
         for state in ("free", "private", "shared", "idle")
     }
     assert states == {"free": 5, "private": 4, "shared": 3, "idle": 2}
+    assert seen["prefold_approvals"] == 3
+    assert seen["prefold_pinned_blocks"] == 2
     assert seen["prefold_queue_length"] == 9
     assert seen["prefold_running_sequences"] == 2
     assert seen["prefold_engine_alive"] == 1

@@ -17,7 +17,7 @@ from prefold.cache.selector import Receipt
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.request import SamplingParams
 from prefold.identity.domain import AudienceKind
-from prefold.server import operations
+from prefold.server import operations, sharing
 from prefold.server.snapshot import EngineSnapshot, take_snapshot
 from support.fake_engine import FakeEngine
 from support.planes_rig import RigSettings, assert_error, open_rig
@@ -32,6 +32,8 @@ SNAPSHOT = EngineSnapshot(
         num_evictions=24,
         num_evicted_blocks=25,
     ),
+    num_approvals=26,
+    num_pinned_blocks=27,
     num_blocks=14,
     block_size=16,
     num_running=31,
@@ -83,6 +85,8 @@ def test_stats_are_those_of_the_snapshot() -> None:
         "num_leases": 23,
         "num_evictions": 24,
         "num_evicted_blocks": 25,
+        "num_approvals": 26,
+        "num_pinned_blocks": 27,
         "num_steps": 41,
         "num_computed_tokens": 42,
         "num_hit_tokens": 43,
@@ -110,13 +114,14 @@ def test_a_receipt_is_handed_on() -> None:
             num_blocks=7,
             num_leased_blocks=3,
             is_upper_bound=is_bound,
-            num_approvals=1,
+            num_approvals=5,
             num_invalidations=2,
         )
-        assert asyncio.run(operations.reset(told(receipt))).model_dump() == {
+        assert asyncio.run(sharing.reset(told(receipt))).model_dump() == {
             "dropped_blocks": 7,
             "leased_blocks": 3,
             "is_upper_bound": is_bound,
+            "ended_approvals": 5,
             "num_invalidations": 2,
         }
 
@@ -138,6 +143,7 @@ def test_a_run_is_that_of_the_listing() -> None:
         idle_s=9.5,
         num_children=10,
         token_ids=np.array([1], dtype=TOKEN_DTYPE),
+        labels=("rules",),
     )
     listing = CacheListing(runs=(run,), num_nodes=11, is_complete=False)
     bounds = ListingBounds(max_nodes=1, max_depth=1)
@@ -152,6 +158,7 @@ def test_a_run_is_that_of_the_listing() -> None:
         "blocks": 6,
         "is_partial": True,
         "audience": "own",
+        "approvals": ["rules"],
         "domain": "acme",
         "is_salted": False,
         "leases": 7,

@@ -1,0 +1,132 @@
+"""Admin tables: answers of the admin plane, for people."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prefold.cli.admin_options import AdminAction
+
+#: Where nothing says how wide the output is: nobody wants lines cut in a pipe.
+_PIPE_WIDTH = 400
+
+#: What text of prompts must not do to a terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+#: Of a run's text, in characters.
+_SHOWN_TEXT = 40
+
+_Document = Mapping[str, object]
+
+
+def show(action: AdminAction, document: _Document) -> None:
+    """Print what the admin plane answered."""
+    match action:
+        case AdminAction.STATS:
+            table = _pairs(_flat(document))
+        case AdminAction.TREE:
+            table = _tree(_rows(document, "runs"))
+        case AdminAction.LOOKUP:
+            names = ("prompt_tokens", "hit_tokens", "explanation")
+            table = _columns(_rows(document, "prompts"), names)
+        case AdminAction.WARM:
+            names = ("prompt_tokens", "cached_tokens", "hit_tokens")
+            table = _columns(_rows(document, "prompts"), names)
+        case AdminAction.APPROVE:
+            table = _approvals([document])
+        case AdminAction.APPROVALS:
+            table = _approvals(_rows(document, "approvals"))
+        case _:
+            table = _pairs(document)
+    _print(table)
+    if action is AdminAction.TREE and document.get("is_complete") is not True:
+        _print(Text("There are more; raise --max-nodes or --depth."))
+
+
+def _print(what: Table | Text) -> None:
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(width=width, highlight=False, markup=False, emoji=False).print(what)
+
+
+def _rows(document: _Document, name: str) -> Sequence[_Document]:
+    rows = document.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _flat(document: _Document) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            flat |= {f"{name} {inner}": it for inner, it in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _pairs(document: _Document) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in document.items():
+        table.add_row(_words(name), _cell(value))
+    return table
+
+
+def _columns(rows: Iterable[_Document], names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        is_number = name.endswith(("tokens", "blocks", "hits", "leases"))
+        table.add_column(
+            _words(name), justify="right" if is_number else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _approvals(rows: Sequence[_Document]) -> Table:
+    names = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
+    return _columns(rows, names)
+
+
+def _tree(rows: Sequence[_Document]) -> Table:
+    names = ("start", "tokens", "blocks", "audience", "domain", "leases", "hits")
+    table = _columns([], (*names, "approvals", "text"))
+    for row in rows:
+        cells = [_cell(row.get(name)) for name in names]
+        # A run stands below the one that it continues.
+        depth = row.get("depth")
+        indent = "  " * (depth - 1) if isinstance(depth, int) else ""
+        cells[0] = Text(indent) + cells[0]
+        if row.get("is_salted") is True:
+            cells[4] += Text(" (salted)")
+        text = row.get("text")
+        shown = text[:_SHOWN_TEXT] if isinstance(text, str) else ""
+        table.add_row(*cells, _cell(row.get("approvals")), _cell(shown))
+    return table
+
+
+def _words(name: str) -> str:
+    return name.removeprefix("num_").replace("_", " ")
+
+
+def _cell(value: object) -> Text:
+    match value:
+        case None:
+            shown = "-"
+        case bool():
+            shown = "yes" if value else "no"
+        case float():
+            shown = f"{value:.1f}"
+        case int():
+            shown = f"{value:,}"
+        case list():
+            shown = ", ".join(map(str, value))
+        case _:
+            shown = str(value)
+    return Text(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", shown))
