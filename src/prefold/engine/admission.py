@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from prefold.blocks.table import TokenIds, num_blocks_for
 from prefold.cache import ApprovalTerms, Lease, Lookup, PrefixCache
-from prefold.engine.config import ModelLimits, SchedulerConfig
+from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
 from prefold.engine.parts import EngineParts
-from prefold.engine.request import SamplingParams
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.waiting import STALLED_STEPS, find_wait
@@ -48,23 +47,6 @@ def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) 
             f"of {size}{pinned}), one of them spare; shorten the prompt, lower max_tokens, "
             "or raise cache_memory (or cache_blocks)"
         )
-
-
-def check_fits(
-    cache: PrefixCache,
-    limits: ModelLimits,
-    num_prompt_tokens: int,
-    params: SamplingParams | None,
-) -> int:
-    """Return the tokens that a reply may have; without ``params``, there is none.
-
-    Raises:
-        RequestError: As ``check_capacity``.
-    """
-    room = limits.max_model_len - num_prompt_tokens
-    max_tokens = 0 if params is None else min(params.max_tokens, room)
-    check_capacity(cache, num_prompt_tokens, max_tokens)
-    return max_tokens
 
 
 def check_approval(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Self, Unpack
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import Approval, ApprovalTerms, Lookup
+from prefold.cache import Approval, ApprovalId, ApprovalTerms, Lookup, Receipt
 from prefold.engine import arguments
 from prefold.engine.assembly import assemble
 from prefold.engine.config import EngineConfig, RequestOptions
@@ -36,13 +36,8 @@ from prefold.engine.prepared_model import (
 )
 from prefold.engine.prompt import Prompt
 from prefold.engine.reception import Reception
-from prefold.engine.request import (
-    FinishReason,
-    RequestId,
-    RequestOutput,
-    SamplingParams,
-)
-from prefold.engine.revocation import Revocation, revoke_domain
+from prefold.engine.request import FinishReason, RequestId, RequestOutput, SamplingParams
+from prefold.engine.revocation import Revoker
 from prefold.engine.scheduler import Scheduler
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.stepper import Stepper
@@ -91,6 +86,7 @@ class Engine:
         self.swapper = Swapper(
             self._scheduler, self._stepper, config.limits, self._take_over
         )
+        self.revoker = Revoker(self._stepper, parts.cache)
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
         self._joint_run = JointRun(self._stepper, self.step, self.abort)
@@ -289,6 +285,14 @@ class Engine:
             raise CapacityError(output.error or "it was aborted before it was computed")
         return output.approval
 
+    def withdraw(self, approval_id: ApprovalId) -> Receipt:
+        """End an approval; see ``ByApproved``."""
+        return self.cache.withdraw(approval_id)
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """Return the approvals that hold, oldest first."""
+        return self.cache.approved.approvals()
+
     # -- another model -------------------------------------------------------------
 
     def swap_model(
@@ -345,11 +349,6 @@ class Engine:
             SwapUnderWayError: The model is being replaced.
         """
         return self.swap(prepare_template(self.parts, self.config.limits, template))
-
-    def revoke(self, domain: Domain, *, drains: bool = False) -> Revocation:
-        """End all that a domain has here; see ``prefold.engine.revocation``."""
-        with self._stepper.unbroken():
-            return revoke_domain(domain, self._stepper, self.cache, drains=drains)
 
     def close(self) -> None:
         """Abort everything and take no more requests. May be called twice."""

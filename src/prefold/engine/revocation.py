@@ -33,32 +33,49 @@ class Revocation:
     receipt: Receipt
 
 
-def revoke_domain(
-    domain: Domain, stepper: Stepper, cache: PrefixCache, *, drains: bool
-) -> Revocation:
-    """Revoke a domain between two steps. O(nodes freed).
+class Revoker:
+    """Revokes domains between two steps. Owned by the engine; keeps nothing.
 
     Args:
-        domain: With all below it, salted ones included.
         stepper: Whose requests end.
         cache: What is cached.
-        drains: Whether requests finish. Those that approve are aborted all the same.
     """
-    num_aborted = num_draining = 0
-    for reply in list(stepper.replies.values()):
-        sequence = reply.sequence
-        options = sequence.options
-        if not options.domain.is_within(domain):
-            continue
-        if drains and options.approval is None:
-            # One that waits, or will have to give its blocks back, gets a lease later,
-            # to which the invalidation of today means nothing.
-            access = replace(options.access, write=False)
-            sequence.options = replace(options, access=access)
-            num_draining += 1
-        else:
-            stepper.end(reply, FinishReason.ABORTED)
-            num_aborted += 1
-    receipt = cache.invalidate(ByDomain(domain=domain))
-    cache.sweep()
-    return Revocation(num_aborted=num_aborted, num_draining=num_draining, receipt=receipt)
+
+    __slots__ = ("_cache", "_stepper")
+
+    def __init__(self, stepper: Stepper, cache: PrefixCache) -> None:
+        self._stepper = stepper
+        self._cache = cache
+
+    def revoke(self, domain: Domain, *, drains: bool = False) -> Revocation:
+        """End all that a domain has here, with all below it. O(nodes freed).
+
+        Args:
+            domain: Domains below it are meant too, salted ones included.
+            drains: Whether requests finish. Those that approve are aborted all the same.
+        """
+        with self._stepper.unbroken():
+            num_aborted, num_draining = self._end_requests(domain, drains=drains)
+            receipt = self._cache.invalidate(ByDomain(domain=domain))
+            self._cache.sweep()
+        return Revocation(
+            num_aborted=num_aborted, num_draining=num_draining, receipt=receipt
+        )
+
+    def _end_requests(self, domain: Domain, *, drains: bool) -> tuple[int, int]:
+        num_aborted = num_draining = 0
+        for reply in list(self._stepper.replies.values()):
+            sequence = reply.sequence
+            options = sequence.options
+            if not options.domain.is_within(domain):
+                continue
+            if drains and options.approval is None:
+                # One that waits, or will have to give its blocks back, gets a lease later,
+                # to which the invalidation of today means nothing.
+                access = replace(options.access, write=False)
+                sequence.options = replace(options, access=access)
+                num_draining += 1
+            else:
+                self._stepper.end(reply, FinishReason.ABORTED)
+                num_aborted += 1
+        return num_aborted, num_draining

@@ -11,12 +11,14 @@ Roughly from the outside in:
 | ``exchange``, ``gate``, ``body``, ``faults`` | their layers |
 | ``completions``, ``chat``, ``tokenize``, ``models``, ``health`` | public routes |
 | ``operations``, ``prompt_reader``, ``attendance`` | what admin routes do |
+| ``sharing*``, ``selection`` | approvals, invalidation and revoked domains there |
 | ``protocol*``, ``admin_protocol``, ``validation``, ``errors`` | bodies and answers |
 | ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
 | ``hits``, ``prefill_price``, ``timings``, ``observer`` | where they come from |
-| ``credentials``, ``keys``, ``limits`` | who may come in, how much |
+| ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
+| ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |
 | ``config``, ``config_file``, ``served_model`` | what is served, and how |
 """

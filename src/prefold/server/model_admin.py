@@ -15,9 +15,9 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.prepared_model import DEFAULT_DEADLINE_S
 from prefold.engine.swapping import SwapReceipt
 from prefold.server.admin_protocol import EmptyRequest, ReceiptReply
-from prefold.server.operations import to_receipt_reply
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
 from prefold.server.served_model import CurrentModel, system_fingerprint
+from prefold.server.sharing import to_receipt_reply
 
 #: A day.
 _MAX_DEADLINE_S = 86_400.0

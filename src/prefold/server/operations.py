@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import CacheListing, ListedRun, ListingBounds, Lookup, Receipt
+from prefold.cache import CacheListing, ListedRun, ListingBounds, Lookup
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
@@ -22,7 +22,6 @@ from prefold.server.admin_protocol import (
     FoundPrompt,
     LookupReply,
     QueueReply,
-    ReceiptReply,
     Run,
     StatsReply,
     TimingReply,
@@ -74,8 +73,8 @@ async def warm(
         for stream in streams:
             stream.abort()
         raise
-    if any(output.finish_reason is FinishReason.ABORTED for [output] in outputs):
-        raise was_ended(engine)
+    for [output] in outputs:
+        check_computed(engine, output)
     found = await _look_up(engine, prompts, options, fingerprint)
     return WarmReply(
         prompts=[
@@ -84,11 +83,21 @@ async def warm(
     )
 
 
-def was_ended(engine: AsyncEngine) -> HttpError | EngineStoppedError:
-    """Return what to tell an operator whose prompt was not computed to its end."""
+def check_computed(engine: AsyncEngine, output: RequestOutput) -> None:
+    """Tell an operator whose prompt was not computed to its end what to do.
+
+    Raises:
+        CapacityError: It could not be.
+        HttpError: Its domain was revoked meanwhile.
+        EngineStoppedError: The engine stopped.
+    """
+    if output.error is not None:
+        raise CapacityError(f"a prompt was not computed: {output.error}; try again")
+    if output.finish_reason is not FinishReason.ABORTED:
+        return
     if not engine.is_accepting:
-        return EngineStoppedError("the engine stopped before a prompt was computed")
-    return HttpError(
+        raise EngineStoppedError("the engine stopped before a prompt was computed")
+    raise HttpError(
         409,
         "the domain was revoked while this was computed; send it again if it is still "
         "wanted",
@@ -121,17 +130,6 @@ async def look_up(
             )
             for prompt, lookup in zip(prompts, found, strict=True)
         ]
-    )
-
-
-def to_receipt_reply(receipt: Receipt) -> ReceiptReply:
-    """Return a receipt as operators read it."""
-    return ReceiptReply(
-        dropped_blocks=receipt.num_blocks,
-        leased_blocks=receipt.num_leased_blocks,
-        is_upper_bound=receipt.is_upper_bound,
-        ended_approvals=receipt.num_approvals,
-        num_invalidations=receipt.num_invalidations,
     )
 
 
@@ -283,10 +281,6 @@ async def _look_up(
 
 
 def _warmed(output: RequestOutput, lookup: Lookup) -> WarmedPrompt:
-    if output.error is not None:
-        raise CapacityError(f"a prompt was not computed: {output.error}; try again")
-    if output.finish_reason is FinishReason.ABORTED:
-        raise EngineStoppedError("the engine stopped before a prompt was computed")
     return WarmedPrompt(
         prompt_tokens=output.usage.prompt_tokens,
         cached_tokens=output.usage.cached_tokens,

@@ -14,17 +14,12 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.request import FinishReason
-from prefold.errors import (
-    CapacityError,
-    ConfigError,
-    InvalidInputError,
-    ModelChangedError,
-)
+from prefold.errors import CapacityError, ConfigError, InvalidInputError, ModelChangedError
 from prefold.identity.domain import PUBLIC, Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.server.admin_protocol import ReceiptReply
 from prefold.server.errors import HttpError
-from prefold.server.operations import NO_REPLY, to_receipt_reply, was_ended
+from prefold.server.operations import NO_REPLY, check_computed
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.selection import check_selection, has_prompt, to_selector
@@ -51,7 +46,14 @@ async def approve(
 ) -> ApprovalReply:
     """Compute a prefix once, and let all readers of a domain share its whole blocks.
 
+    Args:
+        engine: Who computes it.
+        token_ids: The prefix.
+        request: The body.
+        fingerprint: Of the model that it was read for.
+
     Raises:
+        ModelChangedError: The model is another by now.
         InvalidInputError: It is less than a block, or can never be served.
         HttpError: It is in conflict with an approval that holds.
         CapacityError: There is no room now, or too much would be pinned.
@@ -74,13 +76,14 @@ async def approve(
     except BaseException:
         stream.abort()
         raise
-    if output.finish_reason is FinishReason.ABORTED:
-        raise was_ended(engine)
     approval = output.approval
-    if approval is None:
+    if output.finish_reason is FinishReason.FAILED:
         # Another one may have been approved meanwhile.
         await engine.call(check)
         raise CapacityError(output.error or "the prefix was computed and not approved")
+    check_computed(engine, output)
+    if approval is None:
+        raise CapacityError("the prefix was computed and not approved; try again")
     return await engine.call(lambda it: _described(it, approval))
 
 
@@ -104,7 +107,7 @@ async def list_approvals(engine: AsyncEngine, domain: str | None) -> ApprovalsRe
     wanted = PUBLIC if domain is None else Domain(domain)
 
     def take(it: Engine) -> list[ApprovalReply]:
-        its = it.cache.approved.approvals()
+        its = it.approvals()
         return [_described(it, each) for each in its if each.domain.is_within(wanted)]
 
     return ApprovalsReply(approvals=await engine.call(take))
@@ -135,7 +138,7 @@ async def withdraw(engine: AsyncEngine, approval_id: str) -> ReceiptReply:
     """
 
     def take_back(it: Engine) -> Receipt:
-        if approval_id not in {each.approval_id for each in it.cache.approved.approvals()}:
+        if approval_id not in {each.approval_id for each in it.approvals()}:
             raise HttpError(
                 404,
                 "there is no approval with this id; GET /cache/approvals lists those that "
@@ -143,7 +146,7 @@ async def withdraw(engine: AsyncEngine, approval_id: str) -> ReceiptReply:
                 param="id",
                 code="approval_not_found",
             )
-        return it.cache.withdraw(ApprovalId(approval_id))
+        return it.withdraw(ApprovalId(approval_id))
 
     return to_receipt_reply(await engine.call(take_back))
 
@@ -172,9 +175,9 @@ async def invalidate(
         size: Its bytes.
 
     Raises:
+        ModelChangedError: The model is another by now; nothing was dropped.
         HttpError: There is not exactly one selector, or it is none.
         InvalidInputError: A value of it can be none.
-        ModelChangedError: Another model is served by now.
         EngineStoppedError: The engine cannot be asked.
     """
     check_selection(request)
@@ -184,10 +187,9 @@ async def invalidate(
 
     def carry_out(it: Engine) -> Receipt:
         # What is served now is known here, between two steps.
-        fingerprint = it.parts.fingerprint
-        if token_ids is not None and fingerprint != reader.fingerprint:
+        if it.parts.fingerprint != reader.fingerprint:
             raise ModelChangedError("the model was replaced; read the prompt again")
-        return it.cache.invalidate(to_selector(request, token_ids, fingerprint))
+        return it.cache.invalidate(to_selector(request, token_ids, it.parts.fingerprint))
 
     return to_receipt_reply(await engine.call(carry_out))
 
@@ -226,7 +228,7 @@ async def revoke(
     # Once more: a key that this process had not read yet may have come in meanwhile. No
     # call gets in between this and the engine's turn.
     permits.revoke(domain, drains=drains)
-    done = await engine.call(lambda it: it.revoke(domain, drains=drains))
+    done = await engine.call(lambda it: it.revoker.revoke(domain, drains=drains))
     if fault is not None:
         raise HttpError(
             500,
@@ -241,4 +243,15 @@ async def revoke(
         revoked_keys=num_keys,
         aborted_requests=done.num_aborted,
         draining_requests=done.num_draining,
+    )
+
+
+def to_receipt_reply(receipt: Receipt) -> ReceiptReply:
+    """Return a receipt as operators read it."""
+    return ReceiptReply(
+        dropped_blocks=receipt.num_blocks,
+        leased_blocks=receipt.num_leased_blocks,
+        is_upper_bound=receipt.is_upper_bound,
+        ended_approvals=receipt.num_approvals,
+        num_invalidations=receipt.num_invalidations,
     )

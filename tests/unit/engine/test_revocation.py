@@ -46,7 +46,7 @@ def test_all_that_is_cached_below_is_gone_at_once_and_freed(drains: bool) -> Non
     approval = engine.approve(PROMPT, domain=ACME, label="a", pinned=True)
     engine.approve(PROMPT, domain=OTHER, label="a")
     held = engine.cache.counts
-    done = engine.revoke(ACME, drains=drains)
+    done = engine.revoker.revoke(ACME, drains=drains)
     engine.check_invariants()
     engine.cache.check_invariants()
     now = engine.cache.counts
@@ -76,7 +76,7 @@ def running_and_queued() -> tuple[FakeEngine, dict[str, Domain]]:
 
 def test_requests_are_aborted_and_their_blocks_come_free_at_once() -> None:
     engine, ids = running_and_queued()
-    done = engine.revoke(ACME)
+    done = engine.revoker.revoke(ACME)
     assert (done.num_aborted, done.num_draining) == (6, 0)
     assert engine.num_open == 2
     engine.check_invariants()
@@ -96,7 +96,7 @@ def test_requests_are_aborted_and_their_blocks_come_free_at_once() -> None:
 
 def test_requests_that_drain_finish_and_leave_nothing() -> None:
     engine, ids = running_and_queued()
-    done = engine.revoke(ACME, drains=True)
+    done = engine.revoker.revoke(ACME, drains=True)
     assert (done.num_aborted, done.num_draining) == (0, 6)
     assert done.receipt.num_leased_blocks == done.receipt.num_blocks > 0
     outputs = finish(engine)
@@ -109,7 +109,7 @@ def test_requests_that_drain_finish_and_leave_nothing() -> None:
     for first in (8, 9):
         assert [hits(engine, domain, first) for domain in MINE] == [0, 0, 0]
         assert hits(engine, OTHER, first) == 12
-    engine.revoke(OTHER)
+    engine.revoker.revoke(OTHER)
     assert engine.cache.counts.free == 64
 
 
@@ -117,7 +117,7 @@ def test_one_that_gives_its_blocks_back_leaves_nothing_either() -> None:
     engine = FakeEngine(num_blocks=16)
     ids = [submit(engine, domain, 30, 8) for domain in (ACME, OTHER)]
     engine.step()
-    engine.revoke(ACME, drains=True)
+    engine.revoker.revoke(ACME, drains=True)
     outputs = finish(engine)
     assert engine.counters.num_preemptions > 0
     assert [list(outputs[it].token_ids) for it in ids] == [
@@ -133,7 +133,7 @@ def test_what_is_being_approved_is_aborted_even_where_requests_drain() -> None:
     for domain in (ALICE, OTHER):
         options = RequestOptions(domain=domain, approval=terms)
         ids.append(engine.submit(PROMPT, options=options))
-    done = engine.revoke(ACME, drains=True)
+    done = engine.revoker.revoke(ACME, drains=True)
     assert (done.num_aborted, done.num_draining) == (1, 0)
     outputs = finish(engine)
     assert outputs[ids[0]].finish_reason is FinishReason.ABORTED
@@ -142,7 +142,7 @@ def test_what_is_being_approved_is_aborted_even_where_requests_drain() -> None:
 
 def test_a_later_request_is_like_any_other() -> None:
     engine = FakeEngine()
-    engine.revoke(ACME, drains=True)
+    engine.revoker.revoke(ACME, drains=True)
     [output] = engine.generate([PROMPT], options=RequestOptions(domain=ACME))
     assert output.finish_reason is FinishReason.LENGTH
     lookup = engine.lookup([*PROMPT, 9], options=RequestOptions(domain=ACME))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prefold.errors import ModelChangedError
+from prefold.server import sharing
 from prefold.server.config import ServerConfig, TenantConfig
+from prefold.server.prompt_reader import PromptReader
+from prefold.server.served_model import ServedModel
+from prefold.server.sharing_protocol import ApproveRequest, InvalidateRequest
 from support.planes_rig import Rig, assert_error
 from support.sharing import PROMPT, RULES, check_idle, done, hit, post, run
+from support.tiny_models import make_tokenizer
 
 ACME, BLUE = TenantConfig(name="acme"), TenantConfig(name="blue", domain="blue/search")
 
@@ -341,6 +348,32 @@ def test_what_is_no_selector_is_a_sentence_and_drops_nothing(tmp_path: Path) -> 
             is_unknown = "no such selector" in words
             code = response.json()["error"]["code"]
             assert (code == "unknown_parameter") == is_unknown
+        assert await found(rig) == ALL
+
+    run(check, tmp_path, ACME, BLUE)
+
+
+def test_what_was_read_for_another_model_is_read_again(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        await fill(rig)
+        engine = rig.planes.engine
+        parts = engine.engine.parts
+        other = ServedModel(
+            name="other",
+            created=1,
+            tokenizer=make_tokenizer(),
+            limits=engine.engine.config.limits,
+            fingerprint=replace(parts.fingerprint, weights=b"other"),
+        )
+        reader = PromptReader(other, (ACME,))
+        for selector in ({"everything": True}, {"prompt": RULES}):
+            request = InvalidateRequest.model_validate(selector)
+            with pytest.raises(ModelChangedError):
+                await sharing.invalidate(engine, reader, request, 100)
+        body = ApproveRequest(prompt=RULES, domain="acme", label="rules")
+        token_ids = await reader.read_prefix(body, 100)
+        with pytest.raises(ModelChangedError):
+            await sharing.approve(engine, token_ids, body, reader.fingerprint)
         assert await found(rig) == ALL
 
     run(check, tmp_path, ACME, BLUE)
