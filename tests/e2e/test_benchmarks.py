@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import random
@@ -111,3 +112,25 @@ def test_the_timing_attack_is_judged_by_how_well_it_tells_the_arms_apart(
     assert attack.judge(64, even, arms(2000, 1.0)) == "holds"
     assert attack.judge(256, arms(2000, 0.0, 0.98), clear) == "inconclusive"
     assert attack.judge(256, arms(100, 0.0), clear) == "inconclusive"
+
+
+def test_isolation_costs_hits_and_approving_gives_them_back(tmp_path: Path) -> None:
+    made_up = ["--requests", "400", "--capacities", "100", "10", "--json"]
+    rows = json.loads(_run("isolation_cost.py", *made_up))["isolation_cost"]
+    assert [row["capacity"] for row in rows] == ["100 %", "10 %"]
+    for row in rows:
+        assert row["apart"] < row["approved"] <= 1
+        assert row["apart"] < row["one_domain"] <= 1
+        assert row["approved_prefixes"] > 0
+    # Two sessions that begin alike, each of a tenant's own if there are many.
+    lines = [
+        {"r": [[0, 8], [100 * s + 10 * turn, 2]], "s": s} for s in (1, 2) for turn in (1, 2)
+    ]
+    with gzip.open(tmp_path / "small_trace.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ["--traces", str(tmp_path), "--tenants", "1000000", "--json"]
+    [row, *_] = json.loads(_run("isolation_cost.py", *arguments))["isolation_cost"]
+    assert (row["trace"], row["requests"]) == ("small_trace", 4)
+    assert row["one_domain"] == pytest.approx(24 / 40)
+    assert row["apart"] == pytest.approx(16 / 40)
+    assert row["approved"] == pytest.approx(32 / 40)

@@ -43,7 +43,7 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
     cache, counters = engine.cache.snapshot(), engine.counters
     return EngineSnapshot(
         cache=cache,
-        num_approvals=len(engine.approvals()),
+        num_approvals=len(engine.cache.approved.approvals()),
         num_pinned_blocks=engine.cache.approved.num_pinned_blocks,
         num_blocks=engine.cache.num_blocks,
         block_size=engine.cache.block_size,

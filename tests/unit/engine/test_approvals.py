@@ -39,15 +39,15 @@ def test_an_approved_prompt_is_computed_once_for_everybody_below() -> None:
     engine = FakeEngine()
     approval = engine.approve(RULES, domain=TEAM, label="rules")
     engine.check_invariants()
-    assert engine.approvals() == (approval,)
+    assert engine.cache.approved.approvals() == (approval,)
     assert [cached(engine, domain) for domain in (TEAM, ALICE, STRANGER)] == [12, 12, 0]
 
 
 def test_a_withdrawn_approval_spares_nobody_anything() -> None:
     engine = FakeEngine()
     approval = engine.approve(RULES, domain=PUBLIC, label="rules")
-    assert engine.withdraw(approval.approval_id).num_blocks == 3
-    assert engine.approvals() == ()
+    assert engine.cache.withdraw(approval.approval_id).num_blocks == 3
+    assert engine.cache.approved.approvals() == ()
     lookup = engine.lookup([*RULES, 9], options=RequestOptions(domain=TEAM))
     assert lookup.miss.kind is MissKind.WITHDRAWN
     assert cached(engine, STRANGER) == 0
@@ -63,7 +63,7 @@ def test_a_request_submitted_to_approve_brings_the_approval_in_its_output() -> N
     assert output.finish_reason is FinishReason.LENGTH
     assert output.token_ids == ()
     assert output.approval is not None
-    assert (output.approval,) == engine.approvals()
+    assert (output.approval,) == engine.cache.approved.approvals()
     assert all(other.approval is None for other in outputs.values())
     assert cached(engine, ALICE) == 12
 
@@ -90,7 +90,7 @@ def test_an_aborted_request_approves_nothing_and_leaves_nothing() -> None:
     engine.abort(request_id)
     [output] = run(engine)
     assert (output.finish_reason, output.approval) == (FinishReason.ABORTED, None)
-    assert engine.approvals() == ()
+    assert engine.cache.approved.approvals() == ()
     assert engine.cache.counts.free == 64
 
 
@@ -99,7 +99,7 @@ def test_a_failed_step_approves_nothing() -> None:
     engine.runner.fails_at = {1}
     with pytest.raises(CapacityError, match="the step failed"):
         engine.approve(RULES, domain=TEAM, label="rules")
-    assert engine.approvals() == ()
+    assert engine.cache.approved.approvals() == ()
     assert engine.cache.counts.free == 64
 
 
@@ -143,7 +143,7 @@ def test_two_that_conflict_while_they_run_fail_only_the_later() -> None:
         FinishReason.FAILED,
     ]
     assert "is taken" in (outputs[1].error or "")
-    assert len(engine.approvals()) == 1
+    assert len(engine.cache.approved.approvals()) == 1
 
 
 def test_options_that_cannot_approve_are_refused() -> None:
@@ -165,8 +165,8 @@ def test_what_is_pinned_is_no_room_for_a_request() -> None:
         engine.submit([5] * 20, SamplingParams(max_tokens=5))
     [output] = engine.generate([[5] * 20], SamplingParams(max_tokens=3))
     assert output.finish_reason is FinishReason.LENGTH
-    [approval] = engine.approvals()
-    engine.withdraw(approval.approval_id)
+    [approval] = engine.cache.approved.approvals()
+    engine.cache.withdraw(approval.approval_id)
     engine.submit([5] * 20, SamplingParams(max_tokens=5))
     run(engine)
 
@@ -224,5 +224,5 @@ def test_a_fork_of_a_request_that_approves_is_the_same_approval() -> None:
     engine.fork(request_id)
     approvals = {output.approval for output in run(engine) if output.approval}
     assert {it.approval_id for it in approvals} == {
-        it.approval_id for it in engine.approvals()
+        it.approval_id for it in engine.cache.approved.approvals()
     }

@@ -57,7 +57,7 @@ def test_all_that_is_cached_below_is_gone_at_once_and_freed(drains: bool) -> Non
     assert (now.private, now.shared) == (0, 0)
     assert [hits(engine, domain) for domain in MINE] == [0, 0, 0]
     assert [hits(engine, domain) for domain in (OTHER, NEAR)] == [12, 12]
-    assert [each.domain for each in engine.approvals()] == [OTHER]
+    assert [each.domain for each in engine.cache.approved.approvals()] == [OTHER]
 
 
 def running_and_queued() -> tuple[FakeEngine, dict[str, Domain]]:
@@ -137,7 +137,7 @@ def test_what_is_being_approved_is_aborted_even_where_requests_drain() -> None:
     assert (done.num_aborted, done.num_draining) == (1, 0)
     outputs = finish(engine)
     assert outputs[ids[0]].finish_reason is FinishReason.ABORTED
-    assert [each.domain for each in engine.approvals()] == [OTHER]
+    assert [each.domain for each in engine.cache.approved.approvals()] == [OTHER]
 
 
 def test_a_later_request_is_like_any_other() -> None:

@@ -241,7 +241,8 @@ def test_running_and_queued_requests_are_aborted(stream: bool, tmp_path: Path) -
         others = [start(rig, "blue", [9, *range(40)], max_tokens=4) for _ in range(2)]
         await begun(rig, 10)
         revoking = asyncio.create_task(revoke(rig, "acme"))
-        await asyncio.sleep(0.05)
+        # It waits for the engine's turn.
+        await until(lambda: bool(rig.planes.engine._commands))
         # Nobody comes in while the engine is still in its step.
         assert_error(await ask(rig, "acme", PROMPT), 401)
         runner.is_open.set()
@@ -299,7 +300,8 @@ def test_requests_that_drain_finish_and_leave_nothing(stream: bool, tmp_path: Pa
         ]
         await begun(rig, 8)
         revoking = asyncio.create_task(revoke(rig, "acme", "?requests=drain"))
-        await asyncio.sleep(0.05)
+        # It waits for the engine's turn.
+        await until(lambda: bool(rig.planes.engine._commands))
         runner.is_open.set()
         receipt = await revoking
         assert receipt["requests"] == "drain"
@@ -390,7 +392,8 @@ def test_operators_prompts_of_the_domain_are_ended_with_a_sentence(tmp_path: Pat
         approving = asyncio.create_task(post(rig, "/cache/approve", body))
         await begun(rig, 2)
         revoking = asyncio.create_task(revoke(rig, "acme"))
-        await asyncio.sleep(0.05)
+        # It waits for the engine's turn.
+        await until(lambda: bool(rig.planes.engine._commands))
         runner.is_open.set()
         receipt = await revoking
         assert receipt["aborted_requests"] == 2
