@@ -118,10 +118,11 @@ def test_a_withdrawn_or_expired_approval_spares_nobody_anything(tmp_path: Path) 
         brief = {"prompt": RULES, "domain": "acme", "label": "b", "pinned": True}
         await done(rig, "/cache/approve", **brief, ttl_s=0.2)
         await asyncio.sleep(0.25)
-        assert await hit(rig, "acme", PROMPT) == 0
+        # Asked first: a request would make the cache notice.
         async with rig.admin() as admin:
-            assert (await admin.get("/cache/approvals")).json() == {"approvals": []}
             stats = (await admin.get("/cache/stats")).json()
+            assert (await admin.get("/cache/approvals")).json() == {"approvals": []}
+        assert await hit(rig, "acme", PROMPT) == 0
         assert (stats["num_approvals"], stats["num_pinned_blocks"]) == (0, 0)
 
     run(check, tmp_path, ACME)
