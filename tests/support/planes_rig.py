@@ -46,6 +46,7 @@ class RigSettings:
     num_blocks: int = 1024
     max_model_len: int = 4096
     wrap_runner: Callable[[ChainRunner], Runner] = lambda runner: runner
+    cache: PrefixCache | None = None
 
 
 class Rig:
@@ -97,7 +98,8 @@ async def open_rig(settings: RigSettings) -> AsyncIterator[Rig]:
     runner = ChainRunner(settings.num_blocks, letters)
     fingerprint = make_fingerprint(block_size=BLOCK_SIZE)
     parts = EngineParts(
-        cache=PrefixCache(
+        cache=settings.cache
+        or PrefixCache(
             num_blocks=settings.num_blocks, block_size=BLOCK_SIZE, clock=time.monotonic
         ),
         runner=settings.wrap_runner(runner),
