@@ -427,6 +427,7 @@ async def check_end(load: Load) -> None:
         assert engine.cache.approved.num_pinned_blocks == 0
 
     await load.call(is_empty)
-    samples = await load.rig.samples()
-    held = [name for name in samples if "open" in name or "waiting" in name]
-    assert all(samples[name] == 0 for name in held)
+    limits = load.rig.limits
+    limits.check_invariants()
+    for tenant in load.rig.keys:
+        assert limits.num_open(tenant) == limits.num_waiting(tenant) == 0

@@ -25,6 +25,7 @@ from prefold.engine.sampler import Sampler
 from prefold.server.config import PrefoldConfig, ServerConfig, TenantConfig
 from prefold.server.credentials import AdminToken
 from prefold.server.keys import KeyFile
+from prefold.server.limits import TenantLimits
 from prefold.server.planes import Planes
 from prefold.server.serve import make_planes, open_doors
 from prefold.server.served_model import ServedModel
@@ -62,11 +63,13 @@ class Rig:
         token: AdminToken,
         keys: Mapping[str, str],
         runner: ChainRunner,
+        limits: TenantLimits,
     ) -> None:
         self.planes = planes
         self.token = token
         self.keys = keys
         self.runner = runner
+        self.limits = limits
 
     @property
     def engine(self) -> Engine:
@@ -116,10 +119,11 @@ async def open_rig(settings: RigSettings) -> AsyncIterator[Rig]:
     )
     config, keys = _configure(settings)
     doors = open_doors(config)
-    planes = make_planes(config, doors, parts, model)
+    limits = TenantLimits(max_queued=config.server.max_queued)
+    planes = make_planes(config, doors, parts, model, limits)
     await planes.engine.start()
     try:
-        yield Rig(planes, doors.token, keys, runner)
+        yield Rig(planes, doors.token, keys, runner, limits)
     finally:
         await planes.engine.stop(drain_s=0.0)
 

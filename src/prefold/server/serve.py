@@ -118,9 +118,21 @@ def open_doors(config: PrefoldConfig) -> Doors:
 
 
 def make_planes(
-    config: PrefoldConfig, doors: Doors, parts: EngineParts, model: ServedModel
+    config: PrefoldConfig,
+    doors: Doors,
+    parts: EngineParts,
+    model: ServedModel,
+    limits: TenantLimits | None = None,
 ) -> Planes:
-    """Put engine, metrics and both applications together."""
+    """Put engine, metrics and both applications together.
+
+    Args:
+        config: All of it.
+        doors: Who may come in.
+        parts: Of the engine.
+        model: What clients see of it.
+        limits: Of the tenants; None makes them.
+    """
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
     permits = Permits(doors.authenticator)
     metrics = make_metrics(
@@ -136,7 +148,7 @@ def make_planes(
             engine,
             model,
             permits,
-            TenantLimits(max_queued=config.server.max_queued),
+            limits or TenantLimits(max_queued=config.server.max_queued),
             config.server,
             metrics,
         ),
