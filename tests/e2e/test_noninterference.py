@@ -286,9 +286,16 @@ SCRIPTS: dict[str, list[Event]] = {
 }
 
 
+@pytest.mark.parametrize("max_step_tokens", [32, 128], ids=["in chunks", "at once"])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_way_of_sharing_tells_an_attacker(name: str, keys: Keys) -> None:
-    setting = Setting(attacker_domain="acme/search/alice", num_blocks=16)
+def test_no_way_of_sharing_tells_an_attacker(
+    name: str, max_step_tokens: int, keys: Keys
+) -> None:
+    setting = Setting(
+        attacker_domain="acme/search/alice",
+        num_blocks=16,
+        max_step_tokens=max_step_tokens,
+    )
     seen, other = play(SCRIPTS[name], setting, keys)
     assert seen.messages == other.messages
     assert seen.steps == other.steps
