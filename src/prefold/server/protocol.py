@@ -63,6 +63,10 @@ class StrictModel(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    def __repr_args__(self) -> list[tuple[str, object]]:
+        """Leave all fields out of ``repr`` and ``str``: they are what was sent."""
+        return []
+
     @model_validator(mode="before")
     @classmethod
     def _check_width(cls, value: Any) -> Any:
