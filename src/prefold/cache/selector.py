@@ -94,9 +94,11 @@ class ByPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByAge:
-    """What is older than ``older_than_s`` seconds, and what was computed after it.
+    """What was published more than ``older_than_s`` seconds ago, and what hangs below it.
 
-    Runs are as old as their oldest block, so some that is younger goes with it.
+    Runs are as old as their oldest block, so some that is younger goes with it. A block is
+    published when it is full, its last part when its request ends, and what was copied
+    from another block when the copy is: by then, what it was copied from may be older.
 
     Raises:
         InvalidInputError: The age is not a finite number of at least 0.

@@ -185,6 +185,8 @@ class Admission:
         if sequence.miss is None:
             sequence.miss = lease.miss
         self._counters.num_admissions += 1
+        if sequence.options.joint is not None:
+            sequence.options.joint.has_begun = True
 
     def _try_reserve(self, lease: Lease, end: int, num_spare: int) -> bool:
         cache = self._cache

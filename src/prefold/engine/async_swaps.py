@@ -63,17 +63,16 @@ class AsyncSwaps:
                 "the model is being replaced already; wait until that is done"
             )
         self._is_loading = True
-
-        def load() -> PreparedModel:
-            try:
-                return prepare()
-            finally:
-                # Here, for the thread goes on if nobody waits for it any more.
+        loading = asyncio.ensure_future(asyncio.to_thread(prepare))
+        try:
+            prepared = await asyncio.shield(loading)
+            return await self._swap(prepared, drain, deadline_s, self._note_begun)
+        finally:
+            # The thread goes on if nobody waits for it any more.
+            if loading.done():
                 self._is_loading = False
-
-        return await self.swap(
-            await asyncio.to_thread(load), drain=drain, deadline_s=deadline_s
-        )
+            else:
+                loading.add_done_callback(self._forget)
 
     async def swap(
         self, prepared: PreparedModel, *, drain: bool, deadline_s: float
@@ -85,6 +84,15 @@ class AsyncSwaps:
             SwapUnderWayError: As ``Engine.swap``.
             EngineStoppedError: The engine stopped before the switch.
         """
+        return await self._swap(prepared, drain, deadline_s, lambda: None)
+
+    async def _swap(
+        self,
+        prepared: PreparedModel,
+        drain: bool,  # noqa: FBT001 -- as the two above say it
+        deadline_s: float,
+        on_begun: Callable[[], None],
+    ) -> SwapReceipt:
         begun: list[PendingSwap] = []
 
         def begin(engine: Engine) -> PendingSwap:
@@ -98,6 +106,7 @@ class AsyncSwaps:
 
         try:
             pending = await self._thread.call(begin)
+            on_begun()
             while pending.receipt is None:
                 await asyncio.sleep(_INTERVAL_S)
                 # Raises if there is nobody left to switch.
@@ -107,6 +116,16 @@ class AsyncSwaps:
                 await self._thread.call(call_off)
             raise
         return pending.done()
+
+    def _note_begun(self) -> None:
+        # From here on the engine says so itself.
+        self._is_loading = False
+
+    def _forget(self, loading: asyncio.Future[PreparedModel]) -> None:
+        self._is_loading = False
+        if not loading.cancelled():
+            # Nobody is left to hear why it failed.
+            loading.exception()
 
 
 def _do_nothing(engine: Engine) -> None:

@@ -74,6 +74,21 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
 
+class JointAnswer:
+    """Requests whose replies are one answer, and so have to be of one model.
+
+    Attributes:
+        has_begun: Whether any of them was ever admitted.
+        has_result: Whether any of them has a token of its reply, or has ended.
+    """
+
+    __slots__ = ("has_begun", "has_result")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.has_result = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """How a request is treated, apart from how its tokens are chosen.
@@ -86,6 +101,8 @@ class RequestOptions:
         approval: Under which terms its prompt is to be approved for ``domain`` once it is
             computed. Such a request has no reply, and only what is approved for exactly
             this domain spares it anything.
+        joint: The answer that it is a part of, together with others; None if it is all of
+            it.
 
     Raises:
         RequestError: A value has another type, the tenant's name is empty or too long, or
@@ -97,6 +114,7 @@ class RequestOptions:
     tenant: str = "default"
     priority: int = 0
     approval: ApprovalTerms | None = None
+    joint: JointAnswer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.domain, Domain):

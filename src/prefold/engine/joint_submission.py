@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prefold.engine.admission import check_queue
-from prefold.engine.config import RequestOptions
+from prefold.engine.config import JointAnswer, RequestOptions
 from prefold.engine.engine import Engine
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestId, SamplingParams
@@ -40,6 +41,8 @@ def submit_jointly(
     for prompt, params in jobs:
         engine.check(prompt, params)
     _check_room(engine, len(jobs) * n)
+    if len(jobs) * n > 1:
+        options = replace(options, joint=JointAnswer())
     opened: list[list[RequestId]] = []
     try:
         for prompt, params in jobs:

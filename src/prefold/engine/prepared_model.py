@@ -23,6 +23,7 @@ from prefold.engine.model_runner import ModelRunner
 from prefold.engine.parts import EngineParts, ModelOrigin
 from prefold.engine.sampler import Sampler
 from prefold.errors import ConfigError, IncompatibleModelError
+from prefold.identity.fingerprint import Fingerprint
 
 #: Seconds that running requests have to end before their model is replaced.
 DEFAULT_DEADLINE_S = 30.0
@@ -35,10 +36,12 @@ class PreparedModel:
     Attributes:
         parts: Those of the engine, with the new model's in place of the old one's.
         limits: Of the new model.
+        base: The fingerprint of the model that it was prepared to replace; None for any.
     """
 
     parts: EngineParts
     limits: ModelLimits
+    base: Fingerprint | None = None
 
 
 def prepare_swap(
@@ -88,6 +91,7 @@ def prepare_swap(
             origin=ModelOrigin(source=source, settings=settings, store=store),
         ),
         limits=model.limits,
+        base=parts.fingerprint,
     )
 
 
@@ -123,7 +127,9 @@ def prepare_template(
     digest = digest_chat_template(tokenizer)
     fingerprint = replace(parts.fingerprint, chat_template=digest)
     return PreparedModel(
-        parts=replace(parts, fingerprint=fingerprint, tokenizer=tokenizer), limits=limits
+        parts=replace(parts, fingerprint=fingerprint, tokenizer=tokenizer),
+        limits=limits,
+        base=parts.fingerprint,
     )
 
 

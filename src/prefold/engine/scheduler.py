@@ -300,8 +300,6 @@ class Scheduler:
 
     def _admit(self, draft: StepDraft) -> None:
         """Admit new requests, until one finds no room."""
-        if not self.admits_new:
-            return
         barrier = self._barrier(draft.number)
         for sequence in self._candidates():
             if self._is_full(draft):
@@ -324,6 +322,8 @@ class Scheduler:
 
     def _candidates(self) -> Iterable[Sequence]:
         """Return the new requests to look at, some perhaps twice."""
+        if not self.admits_new:
+            return [s for s in self.queue.sequences() if s.is_of_begun_answer]
         if self._blocked is None:
             return self.queue.candidates(MAX_CANDIDATES)
         return chain((self._blocked,), self.queue.candidates(MAX_CANDIDATES - 1))

@@ -176,6 +176,18 @@ class Sequence:
         return self.num_tokens > self.num_prompt_tokens
 
     @property
+    def is_of_begun_answer(self) -> bool:
+        """Whether others of one answer were admitted: all have to be of one model."""
+        joint = self.options.joint
+        return joint is not None and joint.has_begun
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its answer has something already that the rest must fit to."""
+        joint = self.options.joint
+        return self.has_reply or (joint is not None and joint.has_result)
+
+    @property
     def num_ready(self) -> int:
         """Leading tokens with KV once the pending copy, if there is one, is done."""
         return max(self.num_computed, self.held_lease.num_hit_tokens)
@@ -195,6 +207,8 @@ class Sequence:
         """Add a sampled token."""
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
+        if self.options.joint is not None:
+            self.options.joint.has_result = True
 
     def renew(self, fingerprint: Fingerprint) -> None:
         """Begin anew under another model: nothing it has met so far counts any more.

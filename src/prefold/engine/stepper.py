@@ -136,6 +136,8 @@ class Stepper:
                     approval = self._approve(reply, reason)
                 except PrefoldError as problem:
                     reason, error = FinishReason.FAILED, str(problem)
+            if reply.sequence.options.joint is not None:
+                reply.sequence.options.joint.has_result = True
             self._scheduler.end(reply.sequence)
             del self.replies[reply.sequence.request_id]
             if not _try_flush(reply) and error is None:

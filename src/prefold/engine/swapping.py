@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefold.cache import ByFingerprint, Receipt
 from prefold.engine.config import ModelLimits
@@ -33,6 +33,10 @@ from prefold.identity.fingerprint import Fingerprint
 #: Fields of a fingerprint that do not shape what is computed of given tokens.
 _NO_MATTER = frozenset({"chat_template"})
 
+_NOT_APPROVED = (
+    "the model or its chat template was replaced before the prefix was approved; send the "
+    "request again"
+)
 _REPLACED = "the model was replaced before the reply was complete; send the request again"
 
 
@@ -135,6 +139,11 @@ class Swapper:
         parts = self._stepper.parts
         if prepared.parts.cache is not parts.cache:
             raise ConfigError("the model was prepared for another engine; prepare it again")
+        if prepared.base not in (None, parts.fingerprint):
+            raise ConfigError(
+                "the model was prepared to replace one that is not served any more; "
+                "prepare it again"
+            )
         pending = PendingSwap(prepared, parts.clock() + deadline_s)
         if self._computes_the_same(prepared):
             pending.receipt = self._rename(prepared)
@@ -144,8 +153,8 @@ class Swapper:
             self.advance()
         else:
             with self._stepper.unbroken():
-                num_ended = self._end(r for r in self._begun() if r.sequence.has_reply)
-                num_recomputed = len(self._begun())
+                num_ended = self._end(r for r in self._begun() if r.sequence.is_bound)
+                num_recomputed = sum(_has_run(r.sequence) for r in self._begun())
                 for sequence in tuple(self._scheduler.running):
                     self._scheduler.preempt(sequence)
                 pending.receipt = self._replace(
@@ -183,8 +192,13 @@ class Swapper:
             raise InvariantError("new requests are held up without a swap, or not by it")
 
     def _begun(self) -> list[Reply]:
-        """Return the requests that have a model: all that were ever admitted."""
+        """Return the requests that have a model: all whose answer has begun."""
         return [r for r in self._stepper.replies.values() if not _is_new(r.sequence)]
+
+    def _approving(self) -> list[Reply]:
+        # Their tokens were read for the model before, and nobody would send them again.
+        replies = self._stepper.replies.values()
+        return [r for r in replies if r.sequence.options.approval is not None]
 
     def _computes_the_same(self, prepared: PreparedModel) -> bool:
         """Tell whether given tokens would come to the same KV and the same reply."""
@@ -224,11 +238,15 @@ class Swapper:
         intake = self._switch(prepared)
         invalidation = None
         if new != old:
+            num_ended += self._end(self._approving(), _NOT_APPROVED)
             invalidation = cache.invalidate(ByFingerprint(fingerprint=old))
         other_ids = new.tokenizer != old.tokenizer or (
             limits.vocab_size != old_limits.vocab_size
         )
-        for sequence in self._scheduler.queue.sequences():
+        if keeps_begun:
+            for kept in self._begun():
+                _let_leave_nothing(kept.sequence)
+        for sequence in tuple(self._scheduler.queue.sequences()):
             if keeps_begun and not _is_new(sequence):
                 continue
             reply = self._stepper.replies[sequence.request_id]
@@ -236,7 +254,7 @@ class Swapper:
             if why is None:
                 intake.renew(reply)
             else:
-                num_recomputed -= 0 if _is_new(sequence) else 1
+                num_recomputed -= _has_run(sequence)
                 num_ended += self._end([reply], why)
         return SwapReceipt(
             fingerprint=new,
@@ -247,8 +265,20 @@ class Swapper:
         )
 
 
+def _has_run(sequence: Sequence) -> bool:
+    return sequence.state is not SequenceState.QUEUED
+
+
 def _is_new(sequence: Sequence) -> bool:
-    return sequence.state is SequenceState.QUEUED
+    # An answer of several replies is of one model, so they begin together.
+    return not (_has_run(sequence) or sequence.is_of_begun_answer)
+
+
+def _let_leave_nothing(sequence: Sequence) -> None:
+    """Let a request go on under the old fingerprint, with leases to come as well."""
+    options = sequence.options
+    access = replace(options.access, write=False)
+    sequence.options = replace(options, access=access)
 
 
 def _misfit(sequence: Sequence, limits: ModelLimits, *, other_ids: bool) -> str | None:

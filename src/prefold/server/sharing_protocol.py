@@ -84,7 +84,7 @@ class InvalidateRequest(PrefixRequest):
     approval: _Id | None = None
     """The id of one."""
     older_than_s: _Seconds | None = None
-    """Seconds since it was computed."""
+    """Seconds since it was left behind."""
     field: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Of the fingerprint, such as weights, tokenizer or chat_template."""
     value: Annotated[

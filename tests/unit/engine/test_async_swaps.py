@@ -211,3 +211,54 @@ def test_a_prompt_that_was_read_for_another_model_is_not_taken() -> None:
             assert await server.call(lambda it: it.num_open) == 0
 
     run(test)
+
+
+def test_there_is_no_gap_between_loading_and_beginning() -> None:
+    async def test() -> None:
+        async with running() as server:
+            entered, may_go_on = threading.Event(), threading.Event()
+
+            def block(engine: Engine) -> None:
+                del engine
+                entered.set()
+                assert may_go_on.wait(30)
+
+            blocking = asyncio.ensure_future(server.call(block))
+            await until(entered.is_set)
+            loaded = threading.Event()
+
+            def load() -> PreparedModel:
+                loaded.set()
+                return prepare(server.engine, 101)
+
+            swapping = asyncio.ensure_future(
+                server.swaps.load(load, drain=False, deadline_s=0)
+            )
+            await until(lambda: loaded.is_set() and bool(server._commands))
+            # It is loaded, and the engine has not had the time to begin.
+            with pytest.raises(SwapUnderWayError):
+                await server.swaps.load(load, drain=False, deadline_s=0)
+            may_go_on.set()
+            await blocking
+            assert (await swapping).differing_fields == ("weights",)
+            # Afterwards another one may come, and one that fails leaves nothing.
+            with pytest.raises(ConfigError):
+                await server.swaps.load(refuse, drain=False, deadline_s=0)
+            receipt = await server.swaps.load(
+                lambda: prepare(server.engine, 102), drain=False, deadline_s=0
+            )
+            assert receipt.differing_fields == ("weights",)
+
+    run(test)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(30_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    pytest.fail("what was waited for did not happen")
+
+
+def refuse() -> PreparedModel:
+    raise ConfigError("on purpose")

@@ -6,13 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefold.cache import ByFingerprint
+from prefold.cache import ApprovalTerms, ByFingerprint
 from prefold.engine.config import EngineConfig, ModelLimits, RequestOptions, SchedulerConfig
 from prefold.engine.engine import Engine
+from prefold.engine.joint_submission import submit_jointly
 from prefold.engine.prepared_model import PreparedModel, prepare_swap, prepare_template
 from prefold.engine.request import FinishReason, RequestId, RequestOutput, SamplingParams
 from prefold.engine.sequence import SequenceState
 from prefold.errors import ConfigError, EngineStoppedError, SwapUnderWayError
+from prefold.identity.domain import Domain
 from support.fake_engine import VOCAB_SIZE, FakeEngine, FakeRunner, expected_reply
 from support.fingerprints import make_fingerprint
 from support.sessions import make_session
@@ -563,3 +565,132 @@ def test_limits_alone_change_nothing_of_what_is_cached() -> None:
     assert engine.lookup(prompt).num_hit_tokens == HITS
     engine.cache.invalidate(ByFingerprint(fingerprint=engine.fingerprint))
     assert engine.lookup(prompt, options=OPTIONS).num_hit_tokens == 0
+
+
+# -- answers of several replies ------------------------------------------------------------
+
+
+def steps(engine: Engine, until: Callable[[], bool]) -> dict[RequestId, RequestOutput]:
+    """Step until something has happened; return who has ended by then."""
+    outputs: dict[RequestId, RequestOutput] = {}
+    while not until():
+        outputs.update((output.request_id, output) for output in engine.step())
+        engine.check_invariants()
+    return outputs
+
+
+@pytest.mark.parametrize("when", ["waiting for a frontier", "first one has ended"])
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_an_answer_that_has_begun_ends_with_the_model_that_began_it(
+    num_prompts: int, when: str
+) -> None:
+    engine = FakeEngine(scheduler=SchedulerConfig(max_running=1, max_step_tokens=8))
+    prompts = [draw(5 * SIZE, seed) for seed in range(num_prompts)]
+    jobs = [(prompt, greedy(3)) for prompt in prompts]
+    groups = submit_jointly(engine, jobs, OPTIONS, 2 if num_prompts == 1 else 1, None)
+    own = [request_id for group in groups for request_id in group]
+    other = engine.submit(draw(3 * SIZE, 9), greedy(3))
+    is_first = when == "waiting for a frontier"
+    outputs = steps(
+        engine, lambda: bool(engine.counters.num_steps) if is_first else engine.num_open < 3
+    )
+    pending = engine.swapper.begin(prepare(engine), drain=True, deadline_s=1e9)
+    outputs |= run_all(engine)
+    for number, request_id in enumerate(own):
+        assert_reply(outputs[request_id], prompts[number % num_prompts], 3, 0)
+    # Who has nothing to do with it gets the new one.
+    assert_reply(outputs[other], draw(3 * SIZE, 9), 3, NEW)
+    assert pending.done().num_ended == 0
+    assert_idle(engine)
+
+
+def test_at_the_deadline_all_of_an_answer_ends() -> None:
+    engine = FakeEngine(scheduler=SchedulerConfig(max_running=1, max_step_tokens=8))
+    jobs = [(draw(5 * SIZE, seed), greedy(30)) for seed in range(3)]
+    groups = submit_jointly(engine, jobs, OPTIONS, 1, None)
+    steps(engine, lambda: bool(engine.counters.num_sampled_tokens))
+    engine.swap(prepare(engine), deadline_s=0)
+    outputs = run_all(engine)
+    for [request_id] in groups:
+        assert_ended(outputs[request_id], "the model was replaced")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_without_draining_an_answer_begins_anew_as_a_whole_or_ends(
+    *, has_token: bool
+) -> None:
+    engine = FakeEngine(scheduler=SchedulerConfig(max_running=1, max_step_tokens=8))
+    jobs = [(draw(5 * SIZE, seed), greedy(3)) for seed in range(3)]
+    groups = submit_jointly(engine, jobs, OPTIONS, 1, None)
+    counters = engine.counters
+    count = "num_sampled_tokens" if has_token else "num_steps"
+    steps(engine, lambda: bool(getattr(counters, count)))
+    receipt = engine.swap(prepare(engine), drain=False)
+    outputs = run_all(engine)
+    assert (receipt.num_ended, receipt.num_recomputed) == ((3, 0) if has_token else (0, 1))
+    for (prompt, _), [request_id] in zip(jobs, groups, strict=True):
+        if has_token:
+            assert_ended(outputs[request_id], "the model was replaced")
+        else:
+            assert_reply(outputs[request_id], prompt, 3, NEW)
+    assert_idle(engine)
+
+
+# -- approvals, and what is left behind ----------------------------------------------------
+
+
+def edit_template(engine: FakeEngine) -> PreparedModel:
+    fingerprint = replace(engine.parts.fingerprint, chat_template=b"other")
+    parts = replace(engine.parts, fingerprint=fingerprint)
+    return PreparedModel(parts=parts, limits=engine.config.limits)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "preempted"])
+@pytest.mark.parametrize("way", ["template", "weights"])
+def test_what_was_to_be_approved_under_another_model_is_not(state: str, way: str) -> None:
+    engine = FakeEngine(
+        num_blocks=16, scheduler=SchedulerConfig(max_running=2, max_step_tokens=8)
+    )
+    terms = ApprovalTerms(label="rules", pinned=True)
+    options = RequestOptions(domain=Domain("acme"), approval=terms)
+    approving = engine.submit(draw(8 * SIZE), greedy(1), options=options)
+    if state != "queued":
+        engine.step()
+    if state == "preempted":
+        [sequence] = engine._scheduler.running
+        engine._scheduler.preempt(sequence)
+    prepared = edit_template(engine) if way == "template" else prepare(engine)
+    receipt = engine.swap(prepared, drain=False)
+    assert receipt.num_ended == 1
+    assert_ended(run_all(engine)[approving], "before the prefix was approved")
+    assert engine.cache.approved.approvals() == ()
+    assert engine.cache.approved.num_pinned_blocks == 0
+    assert_idle(engine)
+
+
+def test_who_goes_on_under_an_old_template_leaves_nothing_there() -> None:
+    engine = FakeEngine(num_blocks=12)
+    prompts = [draw(4 * SIZE, seed) for seed in range(4)]
+    for prompt in prompts:
+        engine.submit(prompt, greedy(12))
+    while not engine._scheduler.queue.preempted:
+        engine.step()
+    before = engine.parts
+    engine.swap(edit_template(engine), drain=False)
+    run_all(engine)
+    # The old template comes back, and with it its fingerprint.
+    engine.swap(PreparedModel(parts=before, limits=engine.config.limits), drain=False)
+    assert [engine.lookup(prompt).num_hit_tokens for prompt in prompts] == [0] * 4
+    assert_idle(engine)
+
+
+def test_a_model_that_was_prepared_for_another_one_is_refused() -> None:
+    engine = FakeEngine()
+    late = replace(edit_template(engine), base=engine.parts.fingerprint)
+    engine.swap(replace(prepare(engine), base=engine.parts.fingerprint))
+    fingerprint = engine.parts.fingerprint
+    with pytest.raises(ConfigError, match="not served any more; prepare it again"):
+        engine.swap(late)
+    assert engine.parts.fingerprint == fingerprint
+    engine.check_invariants()
