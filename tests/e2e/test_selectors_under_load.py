@@ -402,7 +402,9 @@ def test_nothing_that_a_receipt_covers_is_found_again(
             if num_blocks == SMALL:
                 assert cache.snapshot().num_evictions > 0
                 assert rig.engine.counters.num_preemptions > 0
-            else:
+            elif IS_SOAK:
+                # Only few are: after everything went, until the next approval ended.
+                # Among 20 selectors there may be none.
                 assert cache.ledger.counts["exact receipts"] > 0
             counts = cache.ledger.counts
             assert min(counts[it] for it in ("hits", "copies", "doomed", "approvals")) > 0
