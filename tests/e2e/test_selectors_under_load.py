@@ -249,8 +249,9 @@ class Load:
         if act in (self._approval, self._withdraw) or is_most:
             assert lost <= dropped
         else:
-            # What only a withdrawn approval had kept may come free with it.
-            assert lost >= dropped
+            # What only an approval had let others find may stay, as somebody's own hangs
+            # below; what only a withdrawn one had kept may come free with it.
+            assert lost >= dropped - self.cache.ledger.num_closed
             self.done["counted in the pool"] += lost == dropped > 0
 
     async def _admin(self, path: str, **body: Any) -> Any:
@@ -401,7 +402,9 @@ def test_nothing_that_a_receipt_covers_is_found_again(
             if num_blocks == SMALL:
                 assert cache.snapshot().num_evictions > 0
                 assert rig.engine.counters.num_preemptions > 0
-            else:
+            elif IS_SOAK:
+                # Only few are: after everything went, until the next approval ended.
+                # Among 20 selectors there may be none.
                 assert cache.ledger.counts["exact receipts"] > 0
             counts = cache.ledger.counts
             assert min(counts[it] for it in ("hits", "copies", "doomed", "approvals")) > 0

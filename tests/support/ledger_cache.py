@@ -93,6 +93,8 @@ class Ledger:
         faults: What the cache did that it must not have done.
         hits: The most that each domain was given of a prompt, all in all.
         is_exact: Whether all that is written here is really there.
+        num_closed: Blocks that were left alone when last something was struck out, but
+            that only approvals which ended with it had let anybody find.
         counts: How often what happened that a test wants to have seen.
     """
 
@@ -104,6 +106,7 @@ class Ledger:
     faults: list[str] = field(default_factory=list)
     hits: dict[tuple[Domain, bytes], int] = field(default_factory=dict)
     is_exact: bool = True
+    num_closed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -133,16 +136,16 @@ class Ledger:
         )
 
     def _is_open(self, path: Path, asked: Asked, now: float) -> bool:
+        is_own = path[0][-1].kind is AudienceKind.OWN
+        return is_own or asked.approves or self._is_approved(path, now)
+
+    def _is_approved(self, path: Path, now: float) -> bool:
         audience = path[0][-1]
-        return (
-            audience.kind is AudienceKind.OWN
-            or asked.approves
-            or any(
-                given.domain == audience.domain
-                and given.tokens.startswith(path[1])
-                and given.holds(now)
-                for given in self.given.values()
-            )
+        return audience.kind is AudienceKind.APPROVED and any(
+            given.domain == audience.domain
+            and given.tokens.startswith(path[1])
+            and given.holds(now)
+            for given in self.given.values()
         )
 
     def check_hit(
@@ -183,6 +186,7 @@ class Ledger:
     ) -> tuple[int, int, int]:
         """Strike out what a selector covers; return how many blocks, tails, approvals."""
         covers = _covers(selector, now)
+        approved = [path for path in self.blocks if self._is_approved(path, now)]
         num_over = self._end_approvals(selector, now)
         before = len(self.blocks)
         kept: dict[Path, float] = {}
@@ -192,6 +196,10 @@ class Ledger:
             if (above == ROOT or above in kept) and not covers(path[0][-1], path[1], at):
                 kept[path] = at
         self.blocks = kept
+        # An approval may begin above what is covered of it, and ends as a whole.
+        self.num_closed = sum(
+            path in kept and not self._is_approved(path, now) for path in approved
+        )
         num_tails = len(self.tails)
         self.tails = {
             (above, audience, tail): at
@@ -373,10 +381,13 @@ class LedgerCache(PrefixCache):
         if isinstance(selector, ByDomain) and selector.domain == self.revokes:
             ledger.revoked.append(selector.domain)
             self.revokes = None
+        self._note_ended()
         num_struck, num_tails, num_over = ledger.strike(
             selector, self._holders, self._now()
         )
-        self._check_number(receipt, selector, num_struck, num_struck + num_tails)
+        # Who may find nothing of a block any more has lost it, wherever it stays.
+        least = num_struck + ledger.num_closed
+        self._check_number(receipt, selector, least, least + num_tails)
         self._check_rest(receipt, num_over, counts.shared)
         self._note_certainty(selector)
         if receipt.num_blocks > counts.shared + counts.idle:
@@ -389,9 +400,8 @@ class LedgerCache(PrefixCache):
     ) -> None:
         """Hold the blocks of a receipt against what was struck out here."""
         ledger, dropped = self.ledger, receipt.num_blocks
-        # Runs are as old as their oldest block: younger ones may have gone with it. What
-        # is approved no more counts as dropped, and stays where it is.
-        if isinstance(selector, ByAge | ByApproved) or receipt.is_upper_bound:
+        # Runs are as old as their oldest block: younger ones may have gone with it.
+        if isinstance(selector, ByAge) or receipt.is_upper_bound:
             return
         is_known = ledger.is_exact and not self._has_evicted()
         if dropped > most or (is_known and dropped < least):
@@ -412,11 +422,20 @@ class LedgerCache(PrefixCache):
         if isinstance(selector, Everything):
             ledger.is_exact = not self._holders
             self._num_evicted = self.snapshot().num_evictions
-        elif isinstance(selector, ByAge) or any(
-            not each.holds(self._now()) for each in ledger.given.values()
-        ):
-            # What is approved no more is freed as soon as nobody needs it.
+            # All have ended, and nothing is left that they let anybody find.
+            ledger.given.clear()
+        elif isinstance(selector, ByAge):
             ledger.is_exact = False
+        self._note_ended()
+
+    def _note_ended(self) -> None:
+        """Note that something may be gone if an approval has ended.
+
+        What is approved no more is freed as soon as nobody needs it.
+        """
+        now = self._now()
+        if not all(each.holds(now) for each in self.ledger.given.values()):
+            self.ledger.is_exact = False
 
     def _has_evicted(self) -> bool:
         return self.snapshot().num_evictions > self._num_evicted
