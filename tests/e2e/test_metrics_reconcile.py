@@ -21,6 +21,9 @@ from prefold.server.config import ServerConfig, TenantConfig
 from support.planes_rig import MODEL, Rig, RigSettings, client_of, open_rig, total
 from support.sessions import ChainRunner
 
+pytestmark = pytest.mark.e2e
+
+
 ACME = TenantConfig(name="acme")
 BLUE = TenantConfig(name="blue", max_concurrent=16)
 

@@ -19,6 +19,9 @@ from support.planes_rig import Rig, assert_error
 from support.sharing import PROMPT, RULES, check_idle, done, hit, post, run
 from support.tiny_models import make_tokenizer
 
+pytestmark = pytest.mark.e2e
+
+
 ACME, BLUE = TenantConfig(name="acme"), TenantConfig(name="blue", domain="blue/search")
 
 

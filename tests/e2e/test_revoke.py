@@ -21,6 +21,9 @@ from support.public_plane import PlaneRunner, until
 from support.sharing import PROMPT, ask, check_idle, done, hit, post
 from support.sharing import run as run_plain
 
+pytestmark = pytest.mark.e2e
+
+
 ACME = TenantConfig(name="acme")
 SEARCH = TenantConfig(name="search", domain="acme/search")
 BLUE = TenantConfig(name="blue")

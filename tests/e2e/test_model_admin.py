@@ -31,6 +31,9 @@ from support.planes_rig import MODEL, Rig, RigSettings, assert_error, client_of,
 from support.tiny_engines import threads
 from support.tiny_models import make_llama, make_tokenizer, save_model
 
+pytestmark = pytest.mark.e2e
+
+
 CHAT = "/v1/chat/completions"
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 OTHER = "{% for m in messages %}Now it is {{ m['content'] }}, at length.{% endfor %}"
