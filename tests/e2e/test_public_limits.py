@@ -30,6 +30,9 @@ from support.public_plane import (
     until,
 )
 
+pytestmark = pytest.mark.e2e
+
+
 PROMPT = "the long beginning that all of these prompts have in common, and more of it. "
 
 
