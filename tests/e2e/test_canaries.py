@@ -307,8 +307,9 @@ async def load(
     await look_at_objects(rig, sent, runner, acme)
     await client.admin("/domains/globex", method="DELETE")
     assert (await client.public(TEXT, bodies_of(sent)[0][1], globex)).status == 401
-    key_file = KeyFile(rig.planes.authenticator._key_file._path)  # type: ignore[union-attr]
-    key_file.revoke(acme.split("_")[1])
+    known = rig.planes.authenticator._key_file
+    assert known is not None
+    KeyFile(known._path).revoke(acme.split("_")[1])
     await client.public(TEXT, bodies_of(sent)[0][1], acme)
     await look_around(rig, client)
 

@@ -156,7 +156,9 @@ def _of_domain(selector: ByDomain, trees: list[PrefixTree]) -> Reach:
 
     return Reach(
         trees=its,
-        kill=lambda: [_kill_audiences(tree, is_its, selector.below) for tree in its],
+        kill=lambda: [
+            _kill_audiences(tree, is_its, is_closed_below=selector.below) for tree in its
+        ],
         whose=is_its,
     )
 
@@ -164,7 +166,8 @@ def _of_domain(selector: ByDomain, trees: list[PrefixTree]) -> Reach:
 def _kill_audiences(
     tree: PrefixTree,
     whose: Callable[[Audience], bool],
-    is_closed_below: bool,  # noqa: FBT001 -- private
+    *,
+    is_closed_below: bool,
 ) -> KilledBlocks:
     is_unswept = _is_unswept(tree)
     its = [

@@ -121,7 +121,7 @@ def tree(
 
 
 @cache_app.command()
-def lookup(  # noqa: PLR0913 -- as above
+def lookup(  # noqa: PLR0913 -- its options, each by name
     *,
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
@@ -145,7 +145,7 @@ def lookup(  # noqa: PLR0913 -- as above
 
 
 @cache_app.command()
-def warm(  # noqa: PLR0913 -- as above
+def warm(  # noqa: PLR0913 -- its options, each by name
     *,
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
@@ -169,7 +169,7 @@ def warm(  # noqa: PLR0913 -- as above
 
 
 @cache_app.command()
-def approve(  # noqa: PLR0913 -- as above
+def approve(  # noqa: PLR0913 -- its options, each by name
     *,
     domain: Annotated[str, typer.Option(help="It and all below it share the prefix.")],
     label: Annotated[str, typer.Option(help="What to call it; unique in the domain.")],
@@ -242,7 +242,7 @@ def withdraw(
 
 
 @cache_app.command()
-def invalidate(  # noqa: PLR0913 -- as above
+def invalidate(  # noqa: PLR0913 -- its options, each by name
     *,
     everything: Annotated[bool, typer.Option("--everything", help="All of it.")] = False,
     domain: Annotated[

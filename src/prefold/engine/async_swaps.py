@@ -66,7 +66,9 @@ class AsyncSwaps:
         loading = asyncio.ensure_future(asyncio.to_thread(prepare))
         try:
             prepared = await asyncio.shield(loading)
-            return await self._swap(prepared, drain, deadline_s, self._note_begun)
+            return await self._swap(
+                prepared, self._note_begun, drain=drain, deadline_s=deadline_s
+            )
         finally:
             # The thread goes on if nobody waits for it any more.
             if loading.done():
@@ -84,14 +86,15 @@ class AsyncSwaps:
             SwapUnderWayError: As ``Engine.swap``.
             EngineStoppedError: The engine stopped before the switch.
         """
-        return await self._swap(prepared, drain, deadline_s, lambda: None)
+        return await self._swap(prepared, lambda: None, drain=drain, deadline_s=deadline_s)
 
     async def _swap(
         self,
         prepared: PreparedModel,
-        drain: bool,  # noqa: FBT001 -- as the two above say it
-        deadline_s: float,
         on_begun: Callable[[], None],
+        *,
+        drain: bool,
+        deadline_s: float,
     ) -> SwapReceipt:
         begun: list[PendingSwap] = []
 

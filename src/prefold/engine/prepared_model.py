@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jinja2 import TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from prefold.blocks.layout import KvLayout
@@ -21,6 +21,7 @@ from prefold.engine.fingerprinting import digest_chat_template, digest_tokenizer
 from prefold.engine.loading import LoadedModel, load_tokenizer
 from prefold.engine.model_runner import ModelRunner
 from prefold.engine.parts import EngineParts, ModelOrigin
+from prefold.engine.prompt import TEMPLATE_FAULTS
 from prefold.engine.sampler import Sampler
 from prefold.errors import ConfigError, IncompatibleModelError
 from prefold.identity.fingerprint import Fingerprint
@@ -150,9 +151,9 @@ def _check_template(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(
-            f"the chat template is none: {error.message} (line {error.lineno})"
+            f"the chat template cannot be read: {error.message} (line {error.lineno})"
         ) from error
-    except Exception:  # noqa: BLE001 -- raised by the template, for this conversation
+    except (TemplateError, *TEMPLATE_FAULTS):
         return
 
 

@@ -24,6 +24,17 @@ class TextEncoder(Protocol):
         ...
 
 
+#: What the code of a template can raise, apart from what templates raise on purpose.
+TEMPLATE_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
 def encode_prompt(
     prompt: Prompt, encoder: TextEncoder | None, limits: ModelLimits
 ) -> TokenIds:

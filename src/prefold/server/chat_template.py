@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from prefold.engine.prompt import TEMPLATE_FAULTS
 from prefold.errors import RequestError
 from prefold.server.json_shape import JsonLimits, find_excess, find_total_excess
 from prefold.server.protocol_chat import (
@@ -33,16 +34,6 @@ from prefold.server.protocol_chat import (
     Tool,
     ToolCall,
     ToolMessage,
-)
-
-#: What the code of a template can raise, apart from what templates raise on purpose.
-_TEMPLATE_FAULTS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
 )
 
 #: Of the arguments of earlier calls, read as JSON: what a parser has to do for them.
@@ -118,7 +109,7 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise self._refused(error) from error
-        except _TEMPLATE_FAULTS as error:
+        except TEMPLATE_FAULTS as error:
             raise RequestError(
                 "the model's chat template fails on this conversation with "
                 f"{type(error).__name__}; try other roles, or messages of plain text only"

@@ -441,7 +441,10 @@ def test_a_template_as_text_and_what_is_none() -> None:
     assert engine.parts.fingerprint.chat_template != before.chat_template
     assert engine.reload_template(text).invalidation is None
     after = engine.parts
-    for template, words in (("{% for %}", "template is none"), (None, "next version")):
+    for template, words in (
+        ("{% for %}", "template cannot be read"),
+        (None, "next version"),
+    ):
         with pytest.raises(ConfigError, match=words):
             engine.reload_template(template)
     assert engine.parts is after
