@@ -92,8 +92,8 @@ def test_a_changed_token_leaves_what_stands_before_it(engine: TinyEngine) -> Non
 
 def cached_blocks(engine: TinyEngine, tokens: TokenIds) -> list[BlockId]:
     domain = RequestOptions().domain
-    keys = engine.cache.block_keys(engine.fingerprint, domain, tokens)
-    blocks = [engine.cache.find(key) for key in keys]
+    keys = engine.cache.keys.of(engine.fingerprint, domain, tokens)
+    blocks = [engine.cache.keys.find(key) for key in keys]
     assert None not in blocks
     return [block for block in blocks if block is not None]
 

@@ -233,7 +233,7 @@ class Load:
         """Act while nobody is served: what was dropped is what came free."""
 
         def held(engine: Engine) -> int:
-            engine.cache.sweep()
+            engine.cache.room.sweep()
             counts = engine.cache.counts
             assert counts.private == 0
             return counts.shared + counts.idle
@@ -422,7 +422,7 @@ async def check_end(load: Load) -> None:
     await load._everything()
 
     def is_empty(engine: Engine) -> None:
-        engine.cache.sweep()
+        engine.cache.room.sweep()
         counts = engine.cache.counts
         assert (counts.private, counts.shared, counts.idle) == (0, 0, 0)
         assert counts.free == engine.cache.num_blocks

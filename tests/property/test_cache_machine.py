@@ -231,13 +231,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     def keys_and_tokens_find_the_same(self, dice: Random) -> None:
         owner, tokens = self._owner(dice), self._prompt(dice)
-        keys = self.cache.block_keys(
+        keys = self.cache.keys.of(
             self.fingerprints[owner[0]], DOMAINS[owner[1]], as_tokens(tokens)
         )
         assert len(keys) == len(tokens) // self.size
         for index, key in enumerate(keys):
             end = (index + 1) * self.size
-            block = self.cache.find(key)
+            block = self.cache.keys.find(key)
             assert (block is not None) == self.naive.has(owner, tokens[:end])
             if block is not None:
                 assert self.slots.marks[block, -1] == marks_of(owner, tokens)[end - 1]
@@ -424,7 +424,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _reserve(self, run: Running, num_tokens: int) -> bool:
         before = run.lease.block_ids.tolist()
-        available = self.cache.num_available
+        available = self.cache.room.num_available(run.lease.audiences[-1].domain)
         num_evicted = self.cache.snapshot().num_evicted_blocks
         error: OutOfBlocksError | None
         try:

@@ -178,7 +178,9 @@ class SharingMachine(RuleBasedStateMachine):
         lease = self.cache.acquire(
             self.fingerprints[0], Domain("evictor"), as_tokens([FOREIGN])
         )
-        num_blocks = dice.randint(0, self.cache.num_available)
+        num_blocks = dice.randint(
+            0, self.cache.room.num_available(lease.audiences[-1].domain)
+        )
         self.cache.reserve(lease, num_blocks * SIZE)
         self.cache.release(lease, as_tokens([FOREIGN]), 0)
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from prefold.blocks.pool import BlockPool
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind, Domain
+from prefold.tree.account import Account
 from prefold.tree.dead import all_children
 from prefold.tree.invalidation import kill_all, kill_audience, kill_subtree
 from prefold.tree.invariants import check_tree
@@ -23,6 +24,7 @@ from prefold.tree.mark import Mark
 from prefold.tree.node import Node
 from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
+from prefold.tree.trimming import trim
 from prefold.tree.walk import Endpoint, longest_paths
 from support.clock import TickingClock
 
@@ -50,12 +52,14 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
+        account = Account("all", num_reserved=0, max_idle=NUM_BLOCKS)
         self.tree = PrefixTree(
             tree_id=0,
             pool=self.pool,
             block_size=SIZE,
             clock=TickingClock(),
             max_tombstones=5,
+            account_of=lambda _: account,
         )
         self.paths: set[Path] = {()}
         self.path_of: dict[int, Path] = {}
@@ -137,7 +141,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         if not leaf.is_partial:
             for block in leaf.block_ids[-num_blocks:].tolist():
                 self.paths.discard(self.path_of[block])
-        self.tree.trim(leaf, num_blocks, "lru")
+        trim(self.tree, leaf, num_blocks, "lru", 0.0)
 
     def kill_a_subtree(self, dice: Random) -> None:
         nodes = [node for node in self._nodes() if not node.is_partial]

@@ -38,6 +38,7 @@ from prefold.cache.lease import Fork
 from prefold.identity.domain import Audience, AudienceKind, Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.tree.path import path_to
+from prefold.tree.retention import KEEP, Retention
 from support.naive_sharing import Asked
 
 #: Whose each block is, from the root down, and the tokens of all of them.
@@ -298,9 +299,12 @@ class LedgerCache(PrefixCache):
         tokens: TokenIds,
         *,
         access: Access = READ_WRITE,
+        retention: Retention = KEEP,
         limit: int | None = None,
     ) -> Lease:
-        lease = super().acquire(fingerprint, domain, tokens, access=access, limit=limit)
+        lease = super().acquire(
+            fingerprint, domain, tokens, access=access, retention=retention, limit=limit
+        )
         asked = Asked(domain, access.approved, access.approves)
         ledger, now = self.ledger, self._now()
         ledger.check_hit(

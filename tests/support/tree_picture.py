@@ -14,7 +14,10 @@ def picture(cache: PrefixCache) -> object:
             (tree.version, tree.num_nodes, len(tree.tombstones), _node(tree.root))
             for tree in cache._trees.all()
         ],
-        [(ticket, score, id(node)) for score, ticket, node in cache._room.queue._heap],
+        [
+            (account.name, [(*entry[:4], id(entry.node)) for entry in heap])
+            for account, heap in cache.room.queue._heaps.items()
+        ],
         cache._pool._states.tobytes(),
         cache._pool._free.tobytes(),
         [

@@ -38,10 +38,15 @@ from prefold.cache.selector import (
     Selector,
 )
 from prefold.cache.survey import Lookup
+from prefold.eviction.cost import CostFit, PrefillCost
+from prefold.eviction.quota import NO_QUOTAS, QuotaSettings, Share
+from prefold.tree.retention import KEEP, Retention
 
 __all__ = [
     "APPROVING",
+    "KEEP",
     "NO_CACHE",
+    "NO_QUOTAS",
     "READ_WRITE",
     "Access",
     "Approval",
@@ -56,6 +61,7 @@ __all__ = [
     "ByPrefix",
     "CacheListing",
     "CacheSnapshot",
+    "CostFit",
     "Everything",
     "Fork",
     "FrontierMatch",
@@ -65,7 +71,11 @@ __all__ = [
     "Lookup",
     "MissKind",
     "MissReason",
+    "PrefillCost",
     "PrefixCache",
+    "QuotaSettings",
     "Receipt",
+    "Retention",
     "Selector",
+    "Share",
 ]

@@ -27,19 +27,18 @@ from collections.abc import Callable, Collection
 from prefold.blocks.table import TokenIds, check_tokens
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
 from prefold.cache.lease import Lease
+from prefold.cache.marking import cut_at, hang_tombstone, mark_path
 from prefold.cache.trees import Trees
 from prefold.errors import CapacityError, InvalidInputError, InvariantError, StateError
+from prefold.eviction.quota import Quotas
 from prefold.identity.domain import Domain, approving_audiences
 from prefold.identity.fingerprint import Fingerprint
 from prefold.tree.invalidation import KilledBlocks, count_blocks
 from prefold.tree.mark import Mark
-from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.node import LossCause, Node
 from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import Endpoint, View, longest_paths
-
-#: Of all blocks, how many may be pinned, in percent.
-MAX_PINNED_PERCENT = 80
 
 
 class HeldApproval:
@@ -93,12 +92,16 @@ class ApprovedPrefixes:
         "_ends",
         "_num_blocks",
         "_num_made",
+        "_quotas",
         "_trees",
         "num_pinned_blocks",
     )
 
-    def __init__(self, num_blocks: int, trees: Trees, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_blocks: int, quotas: Quotas, trees: Trees, clock: Callable[[], float]
+    ) -> None:
         self._num_blocks = num_blocks
+        self._quotas = quotas
         self._trees = trees
         self._clock = clock
         self._num_made = 0
@@ -206,18 +209,18 @@ class ApprovedPrefixes:
                 f"{num_blocks} blocks are to be approved, but {lease.num_published} are "
                 "committed"
             )
-        end = _cut(tree, lease.node, num_blocks)
+        end = cut_at(tree, lease.node, num_blocks)
         if same is not None:
-            _mark(tree, end, same.mark)
+            mark_path(tree, end, same.mark)
             return same.approval
-        if terms.pinned:
+        if terms.pinned or self._quotas.num_reserved:
             try:
-                self._check_pin(end, num_kept)
+                self._check_room(end, num_kept, terms)
             except CapacityError:
                 tree.merge(end)
                 raise
         held = self._make(tree, domain, tokens, terms)
-        _mark(tree, end, held.mark)
+        mark_path(tree, end, held.mark)
         if terms.pinned:
             tree.pin(end)
             held.pin = end
@@ -257,20 +260,27 @@ class ApprovedPrefixes:
 
     # -- pins ----------------------------------------------------------------------
 
-    def _check_pin(self, end: Node, num_kept: int) -> None:
-        pinned = self._pinned_nodes() | set(path_to(end))
+    def _check_room(self, end: Node, num_kept: int, terms: ApprovalTerms) -> None:
+        quotas, num_blocks = self._quotas, self._num_blocks
+        pinned = self._pinned_nodes()
+        if terms.pinned:
+            pinned |= set(path_to(end))
         num_pinned = sum(node.num_blocks for node in pinned)
-        limit = self._num_blocks * MAX_PINNED_PERCENT // 100
-        if num_pinned > limit:
+        if terms.pinned and num_pinned > quotas.max_pinned:
             raise CapacityError(
-                f"{num_pinned} of {self._num_blocks} blocks would be pinned, and at most "
-                f"{limit} may ({MAX_PINNED_PERCENT} %); withdraw a pinned approval, "
-                "approve without pinning, or raise cache_memory (or cache_blocks)"
+                f"{num_pinned} of {num_blocks} blocks would be pinned, and at most "
+                f"{quotas.max_pinned} may (max_pinned, and what is reserved); withdraw a "
+                "pinned approval, approve without pinning, or raise cache_memory (or "
+                "cache_blocks)"
             )
-        if num_pinned > self._num_blocks - num_kept:
+        # What somebody reserved may hang below what is approved, which then has to stay.
+        fixed = quotas.num_reserved
+        fixed += quotas.num_approved if fixed else num_pinned
+        if fixed > num_blocks - num_kept:
             raise CapacityError(
-                f"{num_pinned} of {self._num_blocks} blocks would be pinned, and a request "
-                f"that is open needs up to {num_kept}; try again when it has ended"
+                f"{fixed} of {num_blocks} blocks would be pinned, or approved and "
+                f"reserved, and a request that is open needs up to {num_kept}; try again "
+                "when it has ended"
             )
 
     def _pinned_nodes(self) -> set[Node]:
@@ -341,7 +351,7 @@ class ApprovedPrefixes:
         closed = [n for n in path if not n.marks and not tree.audiences.is_doomed(n)]
         lost = count_blocks(closed)
         if closed:
-            _hang_tombstone(tree, closed[0], lost.num_blocks, cause, at)
+            hang_tombstone(tree, closed[0], lost.num_blocks, cause, at)
             tree.free_unmarked(closed[-1])
         for node in reversed(path):
             tree.merge(node)
@@ -368,30 +378,3 @@ class ApprovedPrefixes:
                 raise InvariantError("an approval that ended is kept, or a pin was lost")
         if self.num_pinned_blocks != sum(node.num_blocks for node in self._pinned_nodes()):
             raise InvariantError("the count of pinned blocks is wrong")
-
-
-def _cut(tree: PrefixTree, node: Node, num_blocks: int) -> Node:
-    """Return the node on the path to ``node`` that ends after so many blocks."""
-    end = num_blocks * tree.block_size
-    while node.start >= end and node.parent is not None:
-        node = node.parent
-    if node.end > end:
-        node = tree.split(node, (end - node.start) // tree.block_size)
-    return node
-
-
-def _mark(tree: PrefixTree, end: Node, mark: Mark) -> None:
-    for node in path_to(end):
-        node.marks |= {mark}
-        if node.parent is not None and node.key is not None:
-            tree.tombstones.remove(node.parent, node.key)
-    tree.version += 1
-
-
-def _hang_tombstone(
-    tree: PrefixTree, top: Node, num_blocks: int, cause: LossCause, at: float
-) -> None:
-    # Above what is closed now, where its readers' matches stop.
-    if top.parent is not None and top.key is not None:
-        tombstone = Tombstone(at=at, cause=cause, policy=None, num_blocks=num_blocks)
-        tree.tombstones.put(top.parent, top.key, tombstone)

@@ -8,6 +8,7 @@
 - the eviction queue holds exactly the idle leaves
 - every frontier is where its lease ends
 - marks and pins are those of the approvals that hold
+- accounts count the idle blocks of their domains, and none is above its maximum
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def check_cache(
     _check_ids(pool, BlockState.SHARED, [n.block_ids for n in nodes if n.count > 0])
     _check_ids(pool, BlockState.IDLE, [n.block_ids for n in nodes if n.count == 0])
     room.queue.check_invariants({node for node in nodes if node.is_evictable})
-    room.check_invariants(leases)
+    room.check_invariants(leases, nodes)
     frontiers.check_invariants(leases)
     approved.check_invariants()
 

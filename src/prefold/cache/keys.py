@@ -7,7 +7,9 @@ were asked for are remembered with where they were found, checked on every use.
 
 from __future__ import annotations
 
-from prefold.blocks.table import BlockId, TokenIds
+from prefold.blocks.table import BlockId, TokenIds, check_tokens
+from prefold.cache.access import READ_WRITE
+from prefold.cache.trees import Trees
 from prefold.identity.block_key import (
     BlockKey,
     ContentKey,
@@ -15,7 +17,7 @@ from prefold.identity.block_key import (
     extend_content,
     root_content,
 )
-from prefold.identity.domain import Audience
+from prefold.identity.domain import Audience, Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret
 from prefold.tree.node import Node
@@ -32,10 +34,11 @@ class KeyIndex:
         - a remembered place is only a hint: what it says is checked before it is used
     """
 
-    __slots__ = ("_domain_keys", "_places", "_secret")
+    __slots__ = ("_domain_keys", "_places", "_secret", "_trees")
 
-    def __init__(self, secret: MasterSecret) -> None:
+    def __init__(self, secret: MasterSecret, trees: Trees) -> None:
         self._secret = secret
+        self._trees = trees
         self._domain_keys: dict[Audience, bytes] = {}
         self._places: dict[BlockKey, tuple[PrefixTree, Node, int]] = {}
 
@@ -48,19 +51,22 @@ class KeyIndex:
             domain_key = self._domain_keys[audience] = self._secret.domain_key(audience)
         return block_key(domain_key, content)
 
-    def keys_of(
-        self, fingerprint: Fingerprint, audience: Audience, tokens: TokenIds
+    def of(
+        self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
     ) -> list[BlockKey]:
-        """Return the keys under which ``audience`` keeps the whole blocks of ``tokens``."""
+        """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
+        check_tokens(tokens)
+        audience = READ_WRITE.audiences(domain)[-1]
         root = root_content(fingerprint)
         contents = extend_content(root, tokens, fingerprint.block_size)
         return [self.key_of(audience, content) for content in contents]
 
-    def find(self, key: BlockKey, trees: dict[PrefixTree, ContentKey]) -> BlockId | None:
-        """Return a live block with that key, or None.
+    def find(self, key: BlockKey) -> BlockId | None:
+        """Return a live block with that key, or None; several may have it.
 
         O(depth) for a key found before and still there, else O(all cached tokens).
         """
+        trees = self._trees.roots()
         place = self._places.get(key)
         if place is not None:
             tree, node, index = place

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefold.blocks.table import (
@@ -24,9 +23,27 @@ from prefold.cache.explain import MissReason
 from prefold.cache.frontier_key import FrontierKey
 from prefold.errors import InvalidInputError, LeaseReleasedError
 from prefold.identity.domain import Audience
+from prefold.tree.account import Account
 from prefold.tree.node import Node
 from prefold.tree.path import path_ids
 from prefold.tree.prefix_tree import PrefixTree
+from prefold.tree.retention import Retention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTerms:
+    """What a lease was asked for with; its forks have the same.
+
+    Attributes:
+        audiences: Whose KV it reads, wide to narrow; the last, writes.
+        account: For whose need blocks are taken.
+        retention: How what it uses and leaves behind is kept.
+    """
+
+    audiences: tuple[Audience, ...]
+    access: Access
+    account: Account
+    retention: Retention
 
 
 class Lease:
@@ -40,13 +57,13 @@ class Lease:
         copy_source: The pinned node whose block is to be copied from.
         started_at: When it, or what it was forked from, was acquired.
         throwaway: Where it publishes if it must not publish to anybody.
+        turn: How many requests, one extending the other, led to this one, it included.
+        num_new_tokens: What its prompt added to what was cached.
         is_doomed: Whether what it holds was invalidated while it runs.
         frontier_key: Where its frontier is filed.
     """
 
     __slots__ = (
-        "access",
-        "audiences",
         "copy_source",
         "frontier_key",
         "is_doomed",
@@ -55,27 +72,28 @@ class Lease:
         "node",
         "num_copy_tokens",
         "num_matched_tokens",
+        "num_new_tokens",
         "num_published",
         "started_at",
         "table",
+        "terms",
         "throwaway",
         "tokens",
         "tree",
+        "turn",
     )
 
     def __init__(
         self,
         *,
         tree: PrefixTree,
-        audiences: Sequence[Audience],
-        access: Access,
+        terms: LeaseTerms,
         tokens: TokenIds,
         miss: MissReason,
         started_at: float,
     ) -> None:
         self.tree = tree
-        self.audiences = audiences
-        self.access = access
+        self.terms = terms
         self.tokens = tokens
         self.miss = miss
         self.started_at = started_at
@@ -89,9 +107,27 @@ class Lease:
         self.is_doomed = False
         self.frontier_key: FrontierKey | None = None
         self.is_released = False
+        self.turn = 1
+        self.num_new_tokens = len(tokens)
 
     def __repr__(self) -> str:
         return f"Lease({len(self.table)} blocks, {self.num_published} published)"
+
+    @property
+    def audiences(self) -> tuple[Audience, ...]:
+        return self.terms.audiences
+
+    @property
+    def access(self) -> Access:
+        return self.terms.access
+
+    @property
+    def account(self) -> Account:
+        return self.terms.account
+
+    @property
+    def retention(self) -> Retention:
+        return self.terms.retention
 
     @property
     def block_ids(self) -> BlockIds:

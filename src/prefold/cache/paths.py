@@ -16,9 +16,11 @@ from prefold.blocks.pool import BlockPool, BlockState
 from prefold.blocks.table import BlockCopy, BlockId, BlockIds, BlockTable
 from prefold.cache.lease import Fork, Lease
 from prefold.cache.survey import Survey
+from prefold.eviction.policy import EvictionPolicy
+from prefold.eviction.queue import facts_of
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.node import Node
-from prefold.tree.path import count_hit, path_ids
+from prefold.tree.path import count_hit, path_ids, path_to
 from prefold.tree.walk import Endpoint, View, longest_paths
 
 
@@ -31,7 +33,7 @@ class LeasePaths:
         self._pool = pool
         self._last_serial = 0
 
-    def begin(self, lease: Lease, found: Survey) -> None:
+    def begin(self, lease: Lease, found: Survey, policy: EvictionPolicy) -> None:
         """Pin the longest path found, and the block to copy from, if there is one.
 
         A copy source is cut down to that one block, so that only as much is pinned.
@@ -53,11 +55,15 @@ class LeasePaths:
                 source = tree.split(source, 1)
         # The source goes first: pinning may push partial leaves out of inner maps.
         if source is not None:
-            tree.pin(source)
+            tree.pin(source, lease.retention)
             lease.copy_source = source
             lease.num_copy_tokens = found.num_copy_tokens
-        tree.pin(node)
+        for at in path_to(node):
+            policy.note_hit(facts_of(at), found.at)
+        tree.pin(node, lease.retention)
         count_hit(node)
+        lease.turn = node.turn + 1
+        lease.num_new_tokens = len(lease.tokens) - found.num_matched_tokens
         lease.node = node
         lease.num_published = end.position
         lease.num_matched_tokens = found.num_matched_tokens
@@ -93,8 +99,10 @@ class LeasePaths:
             tokens = lease.tokens[begin * size : full * size]
             readers = tree.audiences.of(lease.own_audience)
             lease.node = tree.publish(
-                lease.node, readers, tokens, lease.block_ids[begin:full]
+                lease.node, readers, tokens, lease.block_ids[begin:full], lease.retention
             )
+            lease.node.turn = lease.turn
+            lease.node.num_new_tokens = lease.num_new_tokens
             lease.num_published = full
 
     def move(self, lease: Lease, end: Endpoint) -> None:
@@ -104,7 +112,7 @@ class LeasePaths:
         adopted = path_ids(node, below=left)
         replaced = lease.table.replace(lease.num_published, adopted)
         self._pool.free(replaced, BlockState.PRIVATE)
-        tree.pin(node, below=left)
+        tree.pin(node, lease.retention, below=left)
         lease.node = node
         lease.num_published = end.position
         tree.merge(left)
@@ -116,8 +124,7 @@ class LeasePaths:
         """
         fork = Lease(
             tree=lease.tree,
-            audiences=lease.audiences,
-            access=lease.access,
+            terms=lease.terms,
             tokens=lease.tokens,
             miss=lease.miss,
             started_at=lease.started_at,
@@ -125,11 +132,13 @@ class LeasePaths:
         fork.node = lease.node
         fork.throwaway = lease.throwaway
         fork.is_doomed = lease.is_doomed
+        fork.turn = lease.turn
+        fork.num_new_tokens = lease.num_new_tokens
         fork.num_published = lease.num_published
         fork.num_matched_tokens = lease.num_published_tokens
         fork.table = BlockTable(lease.block_ids[: lease.num_published].copy())
         fork.table.append(target)
-        fork.tree.pin(fork.node)
+        fork.tree.pin(fork.node, fork.retention)
         if not num_tail:
             return Fork(lease=fork, copy=None)
         source = BlockId(int(lease.block_ids[lease.num_published]))
@@ -143,7 +152,9 @@ class LeasePaths:
         lease.is_released = True
         tree, node = lease.tree, lease.node
         parent = node.parent
-        tree.unpin(node)
+        tree.unpin(node, lease.retention)
+        if lease.retention.ends_conversation:
+            tree.end_conversation(node)
         tree.merge(node)
         if parent is not None:
             tree.merge(parent)
@@ -157,9 +168,8 @@ class LeasePaths:
             return 0
         own = tree.audiences.of(lease.own_audience)
         view = self._view(lease)
-        published = tree.publish_partial(
-            lease.node, view, tail, lease.block_ids[begin : begin + 1]
-        )
+        ids = lease.block_ids[begin : begin + 1]
+        published = tree.publish_partial(lease.node, view, tail, ids, lease.retention)
         tree.audiences.forget_if_empty(own)
         return int(published)
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefold.blocks.pool import BlockCounts, BlockPool
-from prefold.blocks.table import BlockId, TokenIds, check_tokens, num_blocks_for
+from prefold.blocks.table import TokenIds, check_tokens, num_blocks_for
 from prefold.cache.access import READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot, take_snapshot
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
@@ -30,7 +30,7 @@ from prefold.cache.frontier import Frontiers
 from prefold.cache.invalidation import Invalidation
 from prefold.cache.invariants import check_cache
 from prefold.cache.keys import KeyIndex
-from prefold.cache.lease import Fork, Lease
+from prefold.cache.lease import Fork, Lease, LeaseTerms
 from prefold.cache.listing import CacheListing, ListingBounds
 from prefold.cache.paths import LeasePaths
 from prefold.cache.room import Room
@@ -38,10 +38,14 @@ from prefold.cache.selector import ByApproved, Receipt, Selector
 from prefold.cache.survey import FoundBlocks, Lookup, found_blocks, survey
 from prefold.cache.trees import Trees
 from prefold.errors import ConfigError, InvalidInputError, StateError
-from prefold.identity.block_key import BlockKey
+from prefold.eviction.cost import PrefillCost
+from prefold.eviction.queue import EvictionQueue
+from prefold.eviction.quota import NO_QUOTAS, Quotas, QuotaSettings
+from prefold.eviction.registry import DEFAULT_POLICY, make_policy
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.identity.secret import MasterSecret
+from prefold.tree.retention import KEEP, Retention
 
 
 class PrefixCache:
@@ -49,8 +53,11 @@ class PrefixCache:
 
     Attributes:
         approved: The approvals that hold, and what they pin.
+        room: How many blocks a domain can have.
+        keys: Block keys, and the blocks behind them.
+        cost: What prefill takes here; told by whoever carries steps out.
 
-    Invariants: see ``prefold.cache.invariants``, which ``check_invariants`` runs.
+    Invariants: see ``prefold.cache.invariants``.
     """
 
     def __init__(
@@ -59,7 +66,8 @@ class PrefixCache:
         num_blocks: int,
         clock: Callable[[], float],
         block_size: int = 16,
-        policy: str = "lru",
+        policy: str = DEFAULT_POLICY,
+        quotas: QuotaSettings = NO_QUOTAS,
         master_secret: MasterSecret | None = None,
     ) -> None:
         """Make an empty cache.
@@ -69,8 +77,8 @@ class PrefixCache:
             clock: Seconds, never decreasing; only differences are used.
             block_size: Token positions in a block.
             policy: Name of the eviction policy.
-            master_secret: Roots the block keys. Without one, keys made here mean
-                nothing to any other process.
+            quotas: What is whose.
+            master_secret: Roots the block keys; without one they mean nothing elsewhere.
 
         Raises:
             ConfigError: No blocks, a block size below 1, or an unknown policy.
@@ -80,13 +88,17 @@ class PrefixCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks)
-        self._trees = Trees(self._pool, block_size, clock)
-        self._room = Room(self._pool, self._trees, policy)
+        self.cost = PrefillCost()
+        self._quotas = Quotas(num_blocks, quotas)
+        self._trees = Trees(self._pool, block_size, clock, self._quotas.of)
+        ranker = make_policy(policy, self.cost, block_size)
+        queue = EvictionQueue(ranker, ranks_across=quotas.ranks_across)
+        self.room = Room(self._pool, self._trees, self._quotas, queue, clock)
         self._paths = LeasePaths(self._pool)
         self._frontiers = Frontiers()
-        self._keys = KeyIndex(master_secret or MasterSecret.generate())
+        self.keys = KeyIndex(master_secret or MasterSecret.generate(), self._trees)
         self._leases: set[Lease] = set()
-        self.approved = ApprovedPrefixes(num_blocks, self._trees, clock)
+        self.approved = ApprovedPrefixes(num_blocks, self._quotas, self._trees, clock)
         self._invalidation = Invalidation(
             self._trees, self.approved, self._paths, self._frontiers, clock
         )
@@ -100,6 +112,7 @@ class PrefixCache:
         tokens: TokenIds,
         *,
         access: Access = READ_WRITE,
+        retention: Retention = KEEP,
         limit: int | None = None,
     ) -> Lease:
         """Pin the longest cached prefix of ``tokens`` that ``domain`` may read.
@@ -115,22 +128,26 @@ class PrefixCache:
                 has a negative one; or the fingerprint has another block size.
         """
         check_tokens(tokens)
-        self.approved.expire_due()
+        self.expire_due()
         self._trees.bury_too_old()
         tree, audiences = self._trees.of(fingerprint), access.audiences(domain)
         found = survey(tree, audiences, tokens, access, limit)
         lease = Lease(
             tree=tree,
-            audiences=audiences,
-            access=access,
+            terms=LeaseTerms(
+                audiences=audiences,
+                access=access,
+                account=self._quotas.of_domain(domain),
+                retention=retention,
+            ),
             tokens=tokens,
             miss=self._trees.explain(fingerprint, audiences, tokens, found.miss),
             started_at=found.at,
         )
         if not access.write:
             self._paths.throw_away(lease)
-        self._paths.begin(lease, found)
-        self._room.watch_copy(lease)
+        self._paths.begin(lease, found, self.room.queue.policy)
+        self.room.watch_copy(lease)
         self._enter(lease)
         return lease
 
@@ -147,8 +164,8 @@ class PrefixCache:
         lease.check_live()
         missing = num_blocks_for(num_tokens, self.block_size) - len(lease.table)
         if missing > 0:
-            self.approved.expire_due()
-            lease.table.append(self._room.take(missing))
+            self.expire_due()
+            lease.table.append(self.room.take(missing, lease.account))
 
     def copied(self, lease: Lease) -> None:
         """Note that the pending copy was carried out: its source is pinned no longer.
@@ -159,7 +176,7 @@ class PrefixCache:
         lease.check_live()
         if lease.copy_source is None:
             raise StateError("the lease has no pending copy")
-        self._room.unpin_source(lease)
+        self.room.unpin_source(lease)
 
     def commit(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
         """Publish the full blocks among the first ``computed`` tokens.
@@ -200,7 +217,7 @@ class PrefixCache:
         if reached <= computed:
             return computed
         if lease.copy_source is not None:
-            self._room.drop_copy(lease)
+            self.room.drop_copy(lease)
         # Walked again: what the copy kept apart may have been merged.
         self._paths.move(lease, self._paths.walk(lease, limit))
         self._frontiers.refile(lease)
@@ -218,11 +235,11 @@ class PrefixCache:
         """
         self.commit(lease, tokens, computed)
         if lease.copy_source is not None:
-            self._room.drop_copy(lease)
+            self.room.drop_copy(lease)
         self._frontiers.remove(lease)
         self._paths.end(lease, computed)
         self._leases.discard(lease)
-        self._room.enter_leaves(lease.tree)
+        self.room.settle()
 
     def fork(
         self, lease: Lease, tokens: TokenIds, computed: int, num_forks: int
@@ -245,7 +262,7 @@ class PrefixCache:
             raise StateError("a lease with a pending copy cannot be forked")
         self.commit(lease, tokens, computed)
         tail = computed % self.block_size
-        targets = self._room.take(num_forks if tail else 0)
+        targets = self.room.take(num_forks if tail else 0, lease.account)
         forks = [
             self._paths.branch(lease, targets[index : index + 1], tail)
             for index in range(num_forks)
@@ -283,6 +300,7 @@ class PrefixCache:
             num_hit_tokens=found.num_matched_tokens + found.num_copy_tokens,
             miss=self._trees.explain(fingerprint, audiences, tokens, found.miss),
             frontier=frontier,
+            end=found.ends[0].node,
         )
 
     def find_blocks(
@@ -309,33 +327,17 @@ class PrefixCache:
 
     def version(self, fingerprint: Fingerprint) -> int:
         """Return a number that changes whenever ``lookup`` could answer differently."""
-        # Time alone ends approvals, and must show here.
-        self.approved.expire_due()
+        # Time alone ends what is cached or approved, and must show here.
+        self.expire_due()
         return self._trees.peek(fingerprint).version
-
-    def block_keys(
-        self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
-    ) -> list[BlockKey]:
-        """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
-        check_tokens(tokens)
-        return self._keys.keys_of(fingerprint, READ_WRITE.audiences(domain)[-1], tokens)
-
-    def find(self, key: BlockKey) -> BlockId | None:
-        """Return a live block with that key, or None; several may have it."""
-        return self._keys.find(key, self._trees.roots())
 
     @property
     def counts(self) -> BlockCounts:
         return self._pool.counts
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that ``reserve`` could give at this moment."""
-        return self._pool.num_free + self._pool.num_idle
-
     def snapshot(self) -> CacheSnapshot:
         """Return the figures of this moment."""
-        return take_snapshot(self._pool, self._trees, self._room, len(self._leases))
+        return take_snapshot(self._pool, self._trees, self.room, len(self._leases))
 
     def listing(self, bounds: ListingBounds) -> CacheListing:
         """Return what is cached, as far as the bounds go. Changes nothing."""
@@ -369,13 +371,13 @@ class PrefixCache:
         Raises:
             InvalidInputError: A prefix is shorter than a block; nothing was changed.
         """
+        self.expire_due()
         return self._invalidation.carry_out(selector, self._leases)
 
-    def sweep(self) -> None:
-        """Free what was invalidated and is not in use now, not when there is need."""
-        self._room.sweep()
-
-    # -- checks --------------------------------------------------------------------
+    def expire_due(self) -> None:
+        """End what has expired. O(1) where nothing has; every call that matters does."""
+        self.approved.expire_due()
+        self._trees.kill_expired()
 
     def check_invariants(self) -> None:
         """Prove the accounting against pool, trees and leases. O(blocks and tokens).
@@ -387,10 +389,11 @@ class PrefixCache:
             pool=self._pool,
             trees=self._trees.all(),
             leases=self._leases,
-            room=self._room,
+            room=self.room,
             frontiers=self._frontiers,
             approved=self.approved,
         )
+        self.cost.check_invariants()
 
     def _enter(self, lease: Lease) -> None:
         self._leases.add(lease)

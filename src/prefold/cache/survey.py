@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,12 +40,14 @@ class Lookup:
         num_matched_tokens: In whole blocks, shared in place.
         num_hit_tokens: With those that would be copied out of one more block.
         frontier: A running sequence that will publish more of this prompt, or None.
+        end: Where in the tree the match ends.
     """
 
     num_matched_tokens: int
     num_hit_tokens: int
     miss: MissReason
     frontier: FrontierMatch | None
+    end: Node | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from prefold.errors import ConfigError
 from prefold.identity.block_key import ContentKey, root_content
 from prefold.identity.domain import Audience
 from prefold.identity.fingerprint import Fingerprint
-from prefold.tree.invalidation import bury_too_old
+from prefold.tree.account import Account
+from prefold.tree.invalidation import bury_too_old, kill_expired
 from prefold.tree.mark import Mark
 from prefold.tree.node import Readers
 from prefold.tree.prefix_tree import PrefixTree
@@ -25,12 +26,24 @@ MAX_TOMBSTONES = 16_384
 class Trees:
     """The trees of one cache, made when their fingerprint is first used."""
 
-    __slots__ = ("_block_size", "_by_fingerprint", "_clock", "_in_order", "_pool")
+    __slots__ = (
+        "_account_of",
+        "_block_size",
+        "_by_fingerprint",
+        "_clock",
+        "_in_order",
+        "_pool",
+    )
 
     def __init__(
-        self, pool: BlockPool, block_size: int, clock: Callable[[], float]
+        self,
+        pool: BlockPool,
+        block_size: int,
+        clock: Callable[[], float],
+        account_of: Callable[[Audience], Account],
     ) -> None:
         self._pool = pool
+        self._account_of = account_of
         self._block_size = block_size
         self._clock = clock
         self._by_fingerprint: dict[Fingerprint, PrefixTree] = {}
@@ -68,6 +81,7 @@ class Trees:
             block_size=self._block_size,
             clock=self._clock,
             max_tombstones=MAX_TOMBSTONES,
+            account_of=self._account_of,
         )
 
     def all(self) -> list[PrefixTree]:
@@ -87,6 +101,12 @@ class Trees:
         for tree in self._in_order:
             if tree.age_cursor:
                 bury_too_old(tree)
+
+    def kill_expired(self) -> None:
+        """Unlink what was not used again in time. O(nodes that die)."""
+        for tree in self._in_order:
+            if tree.expiries:
+                kill_expired(tree, self._clock())
 
     def holding(self, readers: Readers) -> PrefixTree:
         """Return the tree whose audience ``readers`` is."""

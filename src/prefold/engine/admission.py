@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prefold.blocks.table import TokenIds, num_blocks_for
-from prefold.cache import ApprovalTerms, Lease, Lookup, PrefixCache
+from prefold.cache import ApprovalTerms, Lease, Lookup, MissKind, PrefixCache
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
 from prefold.engine.parts import EngineParts
@@ -22,13 +22,9 @@ from prefold.errors import (
 from prefold.identity.domain import Domain
 
 
-def capacity_blocks(cache: PrefixCache) -> int:
-    """Return how many blocks one request can have at most, when it is alone."""
-    cache.approved.expire_due()
-    return cache.num_blocks - cache.approved.num_pinned_blocks
-
-
-def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) -> None:
+def check_capacity(
+    cache: PrefixCache, domain: Domain, num_prompt_tokens: int, max_tokens: int
+) -> None:
     """Refuse what could never be computed, however long it waited.
 
     Raises:
@@ -37,14 +33,15 @@ def check_capacity(cache: PrefixCache, num_prompt_tokens: int, max_tokens: int) 
     size = cache.block_size
     # One more than it can come to hold: the last token of a reply has no KV.
     num_needed = num_prompt_tokens + max_tokens + 1
-    num_blocks = capacity_blocks(cache)
+    cache.expire_due()
+    num_blocks = cache.room.capacity(domain, cache.approved.num_pinned_blocks)
     if num_blocks_for(num_needed, size) > num_blocks:
-        num_pinned = cache.approved.num_pinned_blocks
-        pinned = f" beside {num_pinned} that are pinned" if num_pinned else ""
+        num_fixed = cache.num_blocks - num_blocks
+        fixed = f" beside {num_fixed} that are pinned or reserved" if num_fixed else ""
         raise RequestError(
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, "
             f"but the cache memory holds {num_blocks * size} tokens ({num_blocks} blocks "
-            f"of {size}{pinned}), one of them spare; shorten the prompt, lower max_tokens, "
+            f"of {size}{fixed}), one of them spare; shorten the prompt, lower max_tokens, "
             "or raise cache_memory (or cache_blocks)"
         )
 
@@ -148,7 +145,7 @@ class Admission:
             num_spare: Blocks that must be left over.
             num_held: Tokens that it must have blocks for, at least.
         """
-        cache = self._cache
+        cache, domain, room = self._cache, sequence.options.domain, self._cache.room
         self._recall(sequence)
         lookup = self._lookup(sequence)
         num_missing = sequence.num_tokens - lookup.num_hit_tokens
@@ -158,14 +155,15 @@ class Admission:
         num_matched = lookup.num_matched_tokens // cache.block_size
         # Blocks to be matched may be among the available ones, so this refuses only
         # what the exact check below would refuse, without touching the tree.
-        if cache.num_available - (num_blocks - num_matched) < num_spare:
+        if room.num_available(domain) - (num_blocks - num_matched) < num_spare:
             return None
         tokens = sequence.tokens
         lease = cache.acquire(
             sequence.fingerprint,
-            sequence.options.domain,
+            domain,
             tokens,
             access=sequence.access,
+            retention=sequence.options.retention,
             limit=sequence.hit_limit,
         )
         if not self._try_reserve(lease, end, num_spare):
@@ -184,16 +182,31 @@ class Admission:
         sequence.wait = None
         if sequence.miss is None:
             sequence.miss = lease.miss
+            self._count_regret(sequence, lease)
         self._counters.num_admissions += 1
         if sequence.options.joint is not None:
             sequence.options.joint.has_begun = True
+
+    def _count_regret(self, sequence: Sequence, lease: Lease) -> None:
+        """Count what eviction costs now: that computes again what had been cached."""
+        if lease.miss.kind is not MissKind.EVICTED:
+            return
+        start = lease.num_hit_tokens
+        num_lost = lease.miss.num_lost_blocks * self._cache.block_size
+        end = min(lease.num_matched_tokens + num_lost, sequence.num_tokens)
+        if end > start:
+            self._counters.num_regretted_tokens += end - start
+            spent_ms = self._cache.cost.saved_ms(start, end)
+            self._counters.regretted_s += (spent_ms or 0.0) / 1000
 
     def _try_reserve(self, lease: Lease, end: int, num_spare: int) -> bool:
         cache = self._cache
         num_lacking = num_blocks_for(end, cache.block_size) - len(lease.block_ids)
         # Asked before reserving, which would evict for nothing. With nothing to spare,
         # reserving decides, since it can also drop the pending copy.
-        if num_spare > 0 and cache.num_available - num_lacking < num_spare:
+        domain = lease.audiences[-1].domain
+        available = cache.room.num_available(domain)
+        if num_spare > 0 and available - num_lacking < num_spare:
             return False
         try:
             cache.reserve(lease, end)
@@ -215,6 +228,7 @@ class Admission:
             )
             sequence.lookup = lookup
             sequence.lookup_version = version
+            self._cache.room.expect(lookup)
         return lookup
 
     def _recall(self, sequence: Sequence) -> None:

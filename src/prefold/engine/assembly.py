@@ -121,6 +121,8 @@ def _assemble(name: str, settings: ModelSettings, progress: SetupProgress) -> As
             num_blocks=num_blocks,
             block_size=settings.block_size,
             clock=time.monotonic,
+            policy=settings.eviction_policy,
+            quotas=settings.quotas,
             master_secret=MasterSecret.load_or_create(default_secret_path()),
         ),
         runner=ModelRunner(loaded, store, row_multiple=model.exactness.row_multiple),

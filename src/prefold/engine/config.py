@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from prefold.cache import READ_WRITE, Access, ApprovalTerms
+from prefold.cache import KEEP, READ_WRITE, Access, ApprovalTerms, Retention
 from prefold.errors import ConfigError, RequestError
 from prefold.identity.domain import Domain
 
@@ -97,7 +97,9 @@ class RequestOptions:
         domain: Who may share its KV.
         access: Whether it reads the cache, and whether it leaves anything behind.
         tenant: Who it counts for: tenants take turns.
-        priority: When blocks run out, lower ones give way first.
+        priority: When blocks run out, lower ones give way first. How dearly the KV is kept
+            afterwards is another matter, and said in ``retention``.
+        retention: How the KV that it uses and leaves behind is kept.
         approval: Under which terms its prompt is to be approved for ``domain`` once it is
             computed. Such a request has no reply, and only what is approved for exactly
             this domain spares it anything.
@@ -113,6 +115,7 @@ class RequestOptions:
     access: Access = READ_WRITE
     tenant: str = "default"
     priority: int = 0
+    retention: Retention = KEEP
     approval: ApprovalTerms | None = None
     joint: JointAnswer | None = field(default=None, repr=False, compare=False)
 
@@ -121,6 +124,8 @@ class RequestOptions:
             raise RequestError("domain must be a Domain")
         if not isinstance(self.access, Access):
             raise RequestError("access must be an Access, such as READ_WRITE or NO_CACHE")
+        if not isinstance(self.retention, Retention):
+            raise RequestError("retention must be a Retention, such as KEEP")
         _check_tenant(self.tenant)
         _check_priority(self.priority)
         _check_approval(self)

@@ -15,6 +15,9 @@ class EngineCounters:
         num_admissions: Times a sequence was given a lease, after preemptions too.
         num_preemptions: Times a running sequence gave its blocks back.
         num_failed_steps: Steps that the runner could not carry out.
+        num_regretted_tokens: Positions computed though they had been cached before, and
+            were evicted.
+        regretted_s: Seconds of prefill that these took, as far as the cost is known.
         num_waits: Times a request began to wait for the prefix another one computes.
     """
 
@@ -24,9 +27,11 @@ class EngineCounters:
         "num_failed_steps",
         "num_hit_tokens",
         "num_preemptions",
+        "num_regretted_tokens",
         "num_sampled_tokens",
         "num_steps",
         "num_waits",
+        "regretted_s",
     )
 
     def __init__(self) -> None:
@@ -38,3 +43,5 @@ class EngineCounters:
         self.num_preemptions = 0
         self.num_failed_steps = 0
         self.num_waits = 0
+        self.num_regretted_tokens = 0
+        self.regretted_s = 0.0

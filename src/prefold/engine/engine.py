@@ -4,8 +4,7 @@
 
     submit -> [ plan -> execute -> sample -> advance -> outputs ] per step
 
-One thread: whoever calls ``step`` does the work. A server can drive it from a thread of
-its own, with ``submit``, ``abort``, ``step`` and ``take_new_tokens``.
+One thread: whoever calls ``step`` does the work; a server can drive it from its own.
 """
 
 from __future__ import annotations
@@ -125,14 +124,15 @@ class Engine:
         """
         return self._submit(self._intake.read(prompt), params, options, has_reply=True)
 
-    def check(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> None:
-        """Refuse what could never be served, and change nothing.
-
-        Raises:
-            RequestError: The message says what to change.
-        """
-        arguments.check_types(params, _PLAIN_OPTIONS)
-        self._intake.fit(self._intake.read(prompt), params)
+    def check(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = _GREEDY,
+        options: RequestOptions = _PLAIN_OPTIONS,
+    ) -> None:
+        """Refuse, with a ``RequestError``, what could never be served; change nothing."""
+        arguments.check_types(params, options)
+        self._intake.fit(self._intake.read(prompt), params, options.domain)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request now, for the next ``step`` to return; say if it was open.

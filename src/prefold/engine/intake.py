@@ -12,6 +12,7 @@ from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import PromptLogprobs
+from prefold.identity.domain import Domain
 
 
 class Intake:
@@ -40,7 +41,9 @@ class Intake:
         """
         return encode_prompt(prompt, self._parts.tokenizer, self._limits)
 
-    def fit(self, token_ids: TokenIds, params: SamplingParams | None) -> int:
+    def fit(
+        self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
+    ) -> int:
         """Return how many tokens the reply may have; none where it is not wanted.
 
         Raises:
@@ -48,7 +51,7 @@ class Intake:
         """
         room = self._limits.max_model_len - len(token_ids)
         max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self._parts.cache, len(token_ids), max_tokens)
+        check_capacity(self._parts.cache, domain, len(token_ids), max_tokens)
         return max_tokens
 
     def open(

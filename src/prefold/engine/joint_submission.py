@@ -39,7 +39,7 @@ def submit_jointly(
     # Before any of them is queued: what was queued ends as an abort, and would be counted
     # a second time.
     for prompt, params in jobs:
-        engine.check(prompt, params)
+        engine.check(prompt, params, options)
     _check_room(engine, len(jobs) * n)
     if len(jobs) * n > 1:
         options = replace(options, joint=JointAnswer())

@@ -10,6 +10,8 @@ import torch
 
 from prefold.engine.loading import LoadOptions
 from prefold.errors import ConfigError
+from prefold.eviction.quota import NO_QUOTAS, QuotaSettings
+from prefold.eviction.registry import DEFAULT_POLICY, check_policy
 
 #: Threads beyond these only wait for each other.
 _THREADS_PER_CORE = 4
@@ -34,6 +36,8 @@ class ModelArguments(TypedDict, total=False):
     num_threads: int | None
     device: str
     position_offset: int
+    eviction_policy: str
+    quotas: QuotaSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,9 @@ class ModelSettings:
         num_threads: Threads of torch; None leaves them.
         device: Such as ``"cpu"`` or ``"cuda"``.
         position_offset: Added to every position.
+        eviction_policy: What goes first when blocks run out: ``"value"``, ``"lru"`` or
+            ``"lfu"``.
+        quotas: What is whose of the blocks.
         rehash: Read the weights again instead of trusting a remembered digest.
 
     Raises:
@@ -66,6 +73,8 @@ class ModelSettings:
     num_threads: int | None = None
     device: str = "cpu"
     position_offset: int = 0
+    eviction_policy: str = DEFAULT_POLICY
+    quotas: QuotaSettings = NO_QUOTAS
     rehash: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +83,9 @@ class ModelSettings:
                 _check_whole(name, getattr(self, name))
         for name in ("block_size", "position_offset"):
             _check_whole(name, getattr(self, name))
+        check_policy(self.eviction_policy)
+        if not isinstance(self.quotas, QuotaSettings):
+            raise ConfigError("quotas must be QuotaSettings")
         for name in ("dtype", "device"):
             value = getattr(self, name)
             if not isinstance(value, str):

@@ -57,7 +57,7 @@ class Revoker:
         with self._stepper.unbroken():
             num_aborted, num_draining = self._end_requests(domain, drains=drains)
             receipt = self._cache.invalidate(ByDomain(domain=domain))
-            self._cache.sweep()
+            self._cache.room.sweep()
         return Revocation(
             num_aborted=num_aborted, num_draining=num_draining, receipt=receipt
         )

@@ -32,6 +32,7 @@ from prefold.engine.scheduler import Scheduler
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.step_draft import Advance, ScheduledStep
 from prefold.errors import InvariantError, PrefoldError, UnusableStepError
+from prefold.eviction.cost import num_pairs
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,10 @@ class Stepper:
         with self.unbroken():
             self._apply(step, logits, self._sample(step, logits))
         num_tokens = sum(advance.end - advance.start for advance in step.advances)
-        self._observer.on_step(self.parts.clock() - started_at, num_tokens)
+        pairs = sum(num_pairs(advance.start, advance.end) for advance in step.advances)
+        seconds = self.parts.clock() - started_at
+        self.parts.cache.cost.note_step(seconds, num_tokens, pairs)
+        self._observer.on_step(seconds, num_tokens)
 
     def end(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
         """End a request, whatever it is doing, and put its output into the outbox.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefold.eviction.policy import LeafFacts
+from prefold.eviction.policy import LeafFacts, Rank
 
 
 class Lru:
@@ -12,5 +12,11 @@ class Lru:
 
     name = "lru"
 
-    def score(self, facts: LeafFacts) -> float:
-        return facts.last_used_at
+    def rank(self, facts: LeafFacts, now: float) -> Rank:  # noqa: ARG002 -- the protocol's
+        return Rank(facts.last_used_at)
+
+    def note_hit(self, facts: LeafFacts, now: float) -> None:
+        """Learn nothing: the time is with the leaf."""
+
+    def note_eviction(self, facts: LeafFacts, score: float, now: float) -> None:
+        """Learn nothing."""

@@ -6,25 +6,44 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from prefold.errors import ConfigError
+from prefold.eviction.cost import PrefillCost
+from prefold.eviction.lfu import Lfu
 from prefold.eviction.lru import Lru
 from prefold.eviction.policy import EvictionPolicy
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": Lru}
+POLICIES: dict[str, Callable[[PrefillCost, int], EvictionPolicy]] = {
+    "lru": lambda _cost, _block_size: Lru(),
+    "lfu": lambda _cost, _block_size: Lfu(),
+}
 
 
-def make_policy(name: str) -> EvictionPolicy:
-    """Return a new policy of that name.
+#: What a cache evicts by if nobody says.
+DEFAULT_POLICY = "lru"
+
+
+def check_policy(name: str) -> None:
+    """Refuse a name that no policy has.
 
     Raises:
-        ConfigError: There is none; the message names those there are.
+        ConfigError: The message names the nearest, or those there are.
     """
-    factory = POLICIES.get(name)
-    if factory is None:
-        near = get_close_matches(name, POLICIES, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"known: {', '.join(sorted(POLICIES))}"
-        )
-        raise ConfigError(f"there is no eviction policy {name!r}; {hint}")
-    return factory()
+    if name in POLICIES:
+        return
+    near = get_close_matches(str(name), POLICIES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(POLICIES))}"
+    raise ConfigError(f"there is no eviction policy {name!r}; {hint}")
+
+
+def make_policy(name: str, cost: PrefillCost, block_size: int) -> EvictionPolicy:
+    """Return a new policy of that name.
+
+    Args:
+        name: One of ``POLICIES``.
+        cost: What prefill takes, as it is learned.
+        block_size: Tokens in a block.
+
+    Raises:
+        ConfigError: As ``check_policy``.
+    """
+    check_policy(name)
+    return POLICIES[name](cost, block_size)

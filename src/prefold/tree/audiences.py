@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prefold.identity.domain import Audience
+from prefold.tree.account import Account
 from prefold.tree.node import Node, Readers
 
 
@@ -20,10 +21,11 @@ class AudienceTable:
         born_after: Nodes made before this time are dead.
     """
 
-    __slots__ = ("_epoch", "_present", "_tree_id", "born_after")
+    __slots__ = ("_account_of", "_epoch", "_present", "_tree_id", "born_after")
 
-    def __init__(self, tree_id: int) -> None:
+    def __init__(self, tree_id: int, account_of: Callable[[Audience], Account]) -> None:
         self._tree_id = tree_id
+        self._account_of = account_of
         self._epoch = 0
         self.born_after = -math.inf
         self._present: dict[Audience, Readers] = {}
@@ -41,7 +43,7 @@ class AudienceTable:
         readers = self._present.get(audience)
         if readers is None:
             readers = self._present[audience] = Readers(
-                audience, self._tree_id, self._epoch
+                audience, self._tree_id, self._epoch, self._account_of(audience)
             )
         return readers
 
@@ -86,6 +88,11 @@ class AudienceTable:
             and node.created_at >= self.born_after
             and self.is_present(node.readers)
         )
+
+    def has_old_child(self, node: Node) -> bool:
+        """Whether a child was made before ``born_after``."""
+        children = (node.children or {}).values()
+        return any(child.created_at < self.born_after for child in children)
 
     def is_doomed(self, node: Node) -> bool:
         """Whether the node or an ancestor is dead. O(depth in nodes)."""

@@ -52,7 +52,9 @@ def kill_audience(tree: PrefixTree, audience: Audience) -> Readers | None:
     return readers
 
 
-def kill_subtree(tree: PrefixTree, node: Node, at: float) -> KilledBlocks:
+def kill_subtree(
+    tree: PrefixTree, node: Node, at: float, cause: LossCause = LossCause.INVALIDATED
+) -> KilledBlocks:
     """Unlink a node: it and everything below is not found again. O(nodes below)."""
     killed = count_blocks(nodes_below(tree, [node]))
     key, parent = node.key, node.parent
@@ -62,9 +64,19 @@ def kill_subtree(tree: PrefixTree, node: Node, at: float) -> KilledBlocks:
         tree.tombstones.put(
             parent,
             key,
-            Tombstone(at=at, cause=LossCause.INVALIDATED, policy=None, num_blocks=num_lost),
+            Tombstone(at=at, cause=cause, policy=None, num_blocks=num_lost),
         )
     return killed
+
+
+def kill_expired(tree: PrefixTree, now: float) -> None:
+    """Unlink what was not used again in time. O(nodes that die)."""
+    while (node := tree.expiries.take(now)) is not None:
+        top, parent = node, node.parent
+        # What is above may be over, too, and has not come up yet.
+        while parent is not None and not parent.is_root and parent.is_expired(now):
+            top, parent = parent, parent.parent
+        kill_subtree(tree, top, top.expires_at, LossCause.EXPIRED)
 
 
 def kill_older(tree: PrefixTree, born_after: float) -> KilledBlocks:

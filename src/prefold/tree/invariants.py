@@ -6,6 +6,7 @@ compared, at the cost of reading every token.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -38,6 +39,7 @@ def check_tree(tree: PrefixTree, pins: Iterable[Node]) -> list[Node]:
             raise InvariantError(f"a node has count {node.count}, {counts[node]} end below")
     _check_totals(tree, nodes)
     tree.tombstones.check_invariants([tree.root, *nodes])
+    tree.expiries.check_invariants(nodes)
     return nodes
 
 
@@ -82,9 +84,23 @@ def _check_node(tree: PrefixTree, node: Node) -> None:
     is_listed = node in all_children(parent)
     if node.is_attached != is_listed:
         raise InvariantError("a node's parent does not list it, or does though unlinked")
+    _check_expiry(node, parent)
     if node.count == 0 and node.readers.is_throwaway:
         raise InvariantError("a throw-away node outlived its leases")
     _check_marks(node, parent)
+
+
+def _check_expiry(node: Node, parent: Node) -> None:
+    has_end = node.expires_at < math.inf
+    if has_end and node.count == 0 and node.is_attached and not node.is_watched:
+        raise InvariantError("an idle node would never expire")
+    if (
+        node.is_attached
+        and node.count == 0
+        and parent.readers is node.readers
+        and node.expires_at > parent.expires_at
+    ):
+        raise InvariantError("a node outlives what it hangs below")
 
 
 def _check_marks(node: Node, parent: Node) -> None:

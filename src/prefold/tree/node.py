@@ -12,6 +12,7 @@ A *partial leaf* is the one exception: a single block of which only the first
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from prefold.blocks.table import TOKEN_DTYPE, BlockIds, TokenIds
 from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
+from prefold.tree.account import Account
 from prefold.tree.mark import NO_MARKS, Mark
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -72,10 +74,12 @@ class Readers:
         num_nodes: Nodes not yet freed.
         num_blocks: Blocks of those nodes.
         num_idle_blocks: Of those, the ones on no lease's path.
+        account: Where these are counted too.
         num_tombstones: Tombstones of what it lost.
     """
 
     __slots__ = (
+        "account",
         "audience",
         "entries",
         "is_approved",
@@ -88,8 +92,11 @@ class Readers:
         "tree_id",
     )
 
-    def __init__(self, audience: Audience, tree_id: int, tree_epoch: int) -> None:
+    def __init__(
+        self, audience: Audience, tree_id: int, tree_epoch: int, account: Account
+    ) -> None:
         self.audience = audience
+        self.account = account
         self.tree_id = tree_id
         self.tree_epoch = tree_epoch
         self.is_approved = audience.kind is AudienceKind.APPROVED
@@ -103,6 +110,16 @@ class Readers:
     @property
     def is_throwaway(self) -> bool:
         return self.audience.kind is AudienceKind.THROWAWAY
+
+    def add_blocks(self, num_blocks: int) -> None:
+        """Note that so many blocks were published; negative: freed."""
+        self.num_blocks += num_blocks
+        self.account.num_blocks += num_blocks
+
+    def add_idle(self, num_blocks: int) -> None:
+        """Note that so many blocks came idle; negative: went out of it."""
+        self.num_idle_blocks += num_blocks
+        self.account.num_idle += num_blocks
 
 
 #: What a child is found by: who may read it, and its first block's tokens.
@@ -126,6 +143,13 @@ class Node:
         num_hits: Leases that began by matching it.
         num_partial: Partial leaves among its children.
         ticket: The eviction queue's mark of its newest entry; 0 for none.
+        expires_at: When, unless it is in use, it cannot be reused any more.
+        is_watched: Whether it is entered where expiries are watched.
+        priority: Of two idle leaves of an account, the lower one goes first.
+        is_ended: Whether its conversation has ended, so that it goes before others.
+        wanted_until: Up to when a queued request is taken to be about to use it.
+        turn: How many requests' prompts, one extending the other, led to it.
+        num_new_tokens: What the request that wrote it added to what was cached.
         contents: Content keys of its first blocks, as far as somebody asked for them.
         marks: The approvals it is part of; none in nodes that belong to one domain alone.
     """
@@ -137,22 +161,29 @@ class Node:
         "contents",
         "count",
         "created_at",
+        "expires_at",
         "inner",
         "is_attached",
+        "is_ended",
         "is_freed",
         "is_partial",
+        "is_watched",
         "key",
         "last_used_at",
         "marks",
         "num_blocks",
         "num_hits",
+        "num_new_tokens",
         "num_partial",
         "num_tokens",
         "parent",
+        "priority",
         "readers",
         "start",
         "ticket",
         "tombstones",
+        "turn",
+        "wanted_until",
     )
 
     def __init__(
@@ -181,6 +212,13 @@ class Node:
         self.is_partial = False
         self.created_at = at
         self.last_used_at = at
+        self.expires_at = math.inf
+        self.is_watched = False
+        self.priority = 0
+        self.is_ended = False
+        self.wanted_until = -math.inf
+        self.turn = 0
+        self.num_new_tokens = 0
 
     @property
     def tokens(self) -> TokenIds:
@@ -217,6 +255,10 @@ class Node:
             and self.parent is not None
             and not self.has_children
         )
+
+    def is_expired(self, now: float) -> bool:
+        """Whether its time is over; never while a lease uses it."""
+        return self.expires_at <= now and self.count == 0
 
     def set_run(self, tokens: TokenIds, block_ids: BlockIds) -> None:
         """Make the run these tokens and blocks; the arrays become the node's own."""

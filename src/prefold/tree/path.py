@@ -30,6 +30,12 @@ def path_ids(node: Node, *, below: Node) -> BlockIds:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
 
+def await_path(node: Node, until: float) -> None:
+    """Note that a queued request is about to use everything down to ``node``."""
+    for at in path_to(node):
+        at.wanted_until = max(at.wanted_until, until)
+
+
 def count_hit(node: Node) -> None:
     """Note that a lease began by matching everything down to ``node``."""
     for at in path_to(node):

@@ -12,6 +12,7 @@ node's end, so runs are split where leases end and merged again when they leave.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,11 +21,15 @@ from prefold.blocks.pool import BlockPool, BlockState
 from prefold.blocks.table import BlockIds, TokenIds
 from prefold.errors import InvariantError
 from prefold.identity.domain import PUBLIC, Audience, AudienceKind
+from prefold.tree.account import Account
 from prefold.tree.age_cursor import AgeCursor
 from prefold.tree.audiences import AudienceTable
 from prefold.tree.dead import DeadList
+from prefold.tree.expiry import Expiries
 from prefold.tree.inner import file_child, inner_key, is_filed, unfile_child
-from prefold.tree.node import LossCause, Node, Readers, Tombstone
+from prefold.tree.keeping import begin_keeping, end_conversation, is_kept_alike, touch
+from prefold.tree.node import Node, Readers
+from prefold.tree.retention import KEEP, Retention
 from prefold.tree.shape import merge, split
 from prefold.tree.tombstones import Tombstones
 from prefold.tree.walk import Endpoint, View
@@ -36,8 +41,6 @@ class PrefixTree:
     Attributes:
         version: Changes whenever a look-up could answer differently than before.
         num_nodes: Nodes not yet freed, the root left out.
-
-    Invariants: see ``prefold.tree.invariants``.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class PrefixTree:
         "audiences",
         "block_size",
         "dead",
+        "expiries",
         "num_invalidations",
         "num_nodes",
         "root",
@@ -63,16 +67,20 @@ class PrefixTree:
         block_size: int,
         clock: Callable[[], float],
         max_tombstones: int,
+        account_of: Callable[[Audience], Account],
     ) -> None:
         self._pool = pool
         self._clock = clock
         self.block_size = block_size
-        self.audiences = AudienceTable(tree_id)
+        self.audiences = AudienceTable(tree_id, account_of)
         # The root belongs to no audience: an object that no key is ever made with.
-        nobody = Readers(Audience(AudienceKind.APPROVED, PUBLIC), tree_id, 0)
+        nobody = AudienceTable(tree_id, account_of).of(
+            Audience(AudienceKind.APPROVED, PUBLIC)
+        )
         self.root = Node(readers=nobody, parent=None, start=0, at=clock())
         self.dead = DeadList()
         self.age_cursor = AgeCursor()
+        self.expiries = Expiries()
         self.tombstones = Tombstones(max_tombstones, self.audiences.forget_if_empty)
         self._idle_leaves: list[Node] = []
         self.version = 0
@@ -90,24 +98,25 @@ class PrefixTree:
 
     # -- pins ----------------------------------------------------------------------
 
-    def pin(self, node: Node, *, below: Node | None = None) -> None:
-        """Add one to every count from ``node`` up to ``below``, or the root; it excluded.
-
-        O(depth in nodes).
-        """
+    def pin(
+        self, node: Node, retention: Retention = KEEP, *, below: Node | None = None
+    ) -> None:
+        """Add one to every count from ``node`` up to ``below``, or the root. O(nodes)."""
         now = self._clock()
         at = node
         while at.parent is not None and at is not below:
             if at.count == 0:
                 self._pool.use(at.block_ids)
-                at.readers.num_idle_blocks -= at.num_blocks
+                at.readers.add_idle(-at.num_blocks)
             at.count += 1
-            at.last_used_at = now
+            at.is_ended = False
+            at.wanted_until = -math.inf
+            touch(at, now, retention)
             if at.is_attached:
                 self._file(at.parent, at)
             at = at.parent
 
-    def unpin(self, node: Node) -> None:
+    def unpin(self, node: Node, retention: Retention = KEEP) -> None:
         """Take one from every count from ``node`` to the root. O(depth in nodes).
 
         Frees what then nobody can reach any more: throw-away nodes, dead ones, and at
@@ -120,10 +129,11 @@ class PrefixTree:
             if at.count == 0:
                 raise InvariantError("a node was unpinned more often than pinned")
             at.count -= 1
-            at.last_used_at = now
+            touch(at, now, retention)
             if at.count == 0:
                 self._pool.rest(at.block_ids)
-                at.readers.num_idle_blocks += at.num_blocks
+                at.readers.add_idle(at.num_blocks)
+                self.expiries.watch(at)
                 if at.is_evictable:
                     self._idle_leaves.append(at)
             if at.readers.is_throwaway or self.audiences.is_dead(at):
@@ -156,19 +166,25 @@ class PrefixTree:
     # -- publish -------------------------------------------------------------------
 
     def publish(
-        self, node: Node, readers: Readers, tokens: TokenIds, block_ids: BlockIds
+        self,
+        node: Node,
+        readers: Readers,
+        tokens: TokenIds,
+        block_ids: BlockIds,
+        retention: Retention = KEEP,
     ) -> Node:
         """Hang a run below ``node``, where a lease ends, and move that lease to its end.
 
         Extends ``node`` in place where only this lease passes through it, nothing hangs
-        below and nothing is approved in it; else adds a child with a count of one.
-        O(blocks published). The caller has walked before: no reachable child begins with
+        below, nothing is approved in it and it is kept no longer and no more dearly than
+        ``retention`` says; else adds a child with a count of one. O(blocks published).
+        The caller has walked before: no reachable child begins with
         these tokens.
         """
         block_size = self.block_size
         self._remove_superseded(node, readers, tokens[:block_size])
         self._pool.publish(block_ids)
-        readers.num_blocks += len(block_ids)
+        readers.add_blocks(len(block_ids))
         self.version += 1
         if (
             node.readers is readers
@@ -177,10 +193,11 @@ class PrefixTree:
             and node.tombstones is None
             and not node.marks
             and not self.audiences.is_dead(node)
+            and is_kept_alike(node, self._clock(), retention)
         ):
             node.append_run(tokens, block_ids)
             return node
-        child = self._new_node(node, readers, tokens.copy(), block_ids.copy())
+        child = self._new_node(node, readers, tokens.copy(), block_ids.copy(), retention)
         child.key = (readers, child.block_bytes(0, block_size))
         child.count = 1
         if node.children is None:
@@ -194,7 +211,12 @@ class PrefixTree:
         return child
 
     def publish_partial(
-        self, node: Node, view: View, tokens: TokenIds, block_ids: BlockIds
+        self,
+        node: Node,
+        view: View,
+        tokens: TokenIds,
+        block_ids: BlockIds,
+        retention: Retention = KEEP,
     ) -> bool:
         """Hang a partial leaf of ``tokens``, fewer than a block, below ``node``.
 
@@ -202,30 +224,35 @@ class PrefixTree:
         where a child that can be seen begins with these tokens already. The leaf is idle
         at once.
         """
-        length, first_token = len(tokens), int(tokens[0])
-        for rank in range(len(view.readable)):
-            for child in view.listed(node, rank, first_token):
-                if np.array_equal(child.tokens[:length], tokens):
-                    return False
+        if view.has_child_with(node, tokens):
+            return False
         readers = view.readable[-1]
         self._remove_superseded(node, readers, tokens)
         self._pool.publish(block_ids)
         self._pool.rest(block_ids)
-        readers.num_blocks += 1
-        readers.num_idle_blocks += 1
-        leaf = self._new_node(node, readers, tokens.copy(), block_ids.copy())
+        readers.add_blocks(1)
+        readers.add_idle(1)
+        leaf = self._new_node(node, readers, tokens.copy(), block_ids.copy(), retention)
         leaf.is_partial = True
         node.num_partial += 1
         self._file(node, leaf)
+        self.expiries.watch(leaf)
         self._idle_leaves.append(leaf)
         self.version += 1
         return True
 
     def _new_node(
-        self, parent: Node, readers: Readers, tokens: TokenIds, block_ids: BlockIds
+        self,
+        parent: Node,
+        readers: Readers,
+        tokens: TokenIds,
+        block_ids: BlockIds,
+        retention: Retention,
     ) -> Node:
-        node = Node(readers=readers, parent=parent, start=parent.end, at=self._clock())
+        now = self._clock()
+        node = Node(readers=readers, parent=parent, start=parent.end, at=now)
         node.set_run(tokens, block_ids)
+        begin_keeping(node, now, retention)
         readers.num_nodes += 1
         self.audiences.keep(readers)
         self.num_nodes += 1
@@ -278,6 +305,7 @@ class PrefixTree:
     def split(self, node: Node, num_blocks: int) -> Node:
         """Cut a run after ``num_blocks`` blocks and return the new upper half."""
         upper = split(node, num_blocks, self.block_size)
+        self.expiries.watch(upper)
         self.num_nodes += 1
         return upper
 
@@ -286,51 +314,18 @@ class PrefixTree:
         # A dead node stays as it is: the dead list may be half-way through it. Nor does
         # one take an older child's age.
         if self.num_invalidations and (
-            self.audiences.is_doomed(node) or _any_before(node, self.audiences.born_after)
+            self.audiences.is_doomed(node) or self.audiences.has_old_child(node)
         ):
             return
         child = merge(node)
         if child is not None:
             self.age_cursor.note_merge(child)
+            self.expiries.watch(child)
             self.num_nodes -= 1
             if child.is_evictable:
                 self._idle_leaves.append(child)
 
     # -- loss ----------------------------------------------------------------------
-
-    def trim(self, leaf: Node, num_blocks: int, policy: str) -> None:
-        """Evict up to ``num_blocks`` blocks from the tail of an idle leaf.
-
-        Leaves a tombstone where a later match will stop. O(blocks evicted).
-        """
-        if not leaf.is_evictable or leaf.parent is None:
-            raise InvariantError("only an idle leaf can be trimmed")
-        num_blocks = min(num_blocks, leaf.num_blocks)
-        keeper, key = leaf.parent, leaf.key
-        is_found = not self.audiences.is_dead(leaf) and not leaf.is_unmarked
-        lost = num_blocks + self.tombstones.take_all(leaf)
-        self.version += 1
-        if num_blocks < leaf.num_blocks:
-            kept = leaf.num_blocks - num_blocks
-            keeper, key = leaf, (leaf.readers, leaf.block_bytes(kept, self.block_size))
-            dropped = leaf.drop_tail(num_blocks, self.block_size)
-            self._pool.free(dropped, BlockState.IDLE)
-            leaf.readers.num_blocks -= num_blocks
-            leaf.readers.num_idle_blocks -= num_blocks
-        # Hung before the leaf goes, or its audience might be forgotten as empty.
-        if key is not None and is_found:
-            self.tombstones.put(
-                keeper,
-                key,
-                Tombstone(
-                    at=self._clock(),
-                    cause=LossCause.EVICTED,
-                    policy=policy,
-                    num_blocks=lost,
-                ),
-            )
-        if keeper is not leaf:
-            self.free_node(leaf)
 
     def free_node(self, node: Node) -> None:
         """Free an idle node without children, and its blocks."""
@@ -340,8 +335,8 @@ class PrefixTree:
         self.unlink(node)
         self.tombstones.take_all(node)
         self._pool.free(node.block_ids, BlockState.IDLE)
-        readers.num_blocks -= node.num_blocks
-        readers.num_idle_blocks -= node.num_blocks
+        readers.add_blocks(-node.num_blocks)
+        readers.add_idle(-node.num_blocks)
         readers.num_nodes -= 1
         self.num_nodes -= 1
         node.is_freed = True
@@ -371,6 +366,14 @@ class PrefixTree:
         self.dead.extend([node])
         self.note_invalidation()
 
+    def drop_tail(self, leaf: Node, num_blocks: int) -> None:
+        """Free the last whole blocks of an idle leaf, but not all. O(blocks freed)."""
+        dropped = leaf.drop_tail(num_blocks, self.block_size)
+        self._pool.free(dropped, BlockState.IDLE)
+        leaf.readers.add_blocks(-num_blocks)
+        leaf.readers.add_idle(-num_blocks)
+        self.version += 1
+
     def sweep(self, num_blocks: int) -> int:
         """Free dead nodes until ``num_blocks`` blocks came free; return how many did."""
         freed = 0
@@ -382,6 +385,10 @@ class PrefixTree:
             self.free_node(node)
         return freed
 
+    def end_conversation(self, node: Node) -> None:
+        """Let what only one conversation uses go first. O(depth in nodes)."""
+        self._idle_leaves += [it for it in end_conversation(node) if it.is_evictable]
+
     def take_idle_leaves(self) -> list[Node]:
         """Return and forget the nodes that may have become evictable."""
         leaves, self._idle_leaves = self._idle_leaves, []
@@ -391,7 +398,3 @@ class PrefixTree:
         """Note that nodes died other than by eviction."""
         self.num_invalidations += 1
         self.version += 1
-
-
-def _any_before(node: Node, at: float) -> bool:
-    return any(child.created_at < at for child in (node.children or {}).values())

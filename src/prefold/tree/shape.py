@@ -11,6 +11,7 @@ import numpy as np
 
 from prefold.errors import InvariantError
 from prefold.tree.inner import file_child, swap_child
+from prefold.tree.keeping import are_kept_alike
 from prefold.tree.node import Node
 
 
@@ -27,6 +28,12 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
     upper.last_used_at = node.last_used_at
     upper.is_attached = node.is_attached
     upper.marks = node.marks
+    upper.expires_at = node.expires_at
+    upper.priority = node.priority
+    upper.is_ended = node.is_ended
+    upper.wanted_until = node.wanted_until
+    upper.turn = node.turn
+    upper.num_new_tokens = node.num_new_tokens
     _take_place(parent, node, upper)
     lower_contents = None
     if node.contents is not None:
@@ -49,7 +56,7 @@ def merge(node: Node) -> Node | None:
     """Join ``node`` with its only child if nothing tells them apart; return the child.
 
     A count equal to the child's means that no lease ends between them, equal marks that
-    no approval does. O(run).
+    no approval does. Both must be kept for as long, and as dearly. O(run).
     """
     parent, children = node.parent, node.children
     if parent is None or not children or len(children) > 1 or node.num_partial:
@@ -59,6 +66,7 @@ def merge(node: Node) -> Node | None:
         child.readers is not node.readers
         or child.count != node.count
         or child.marks != node.marks
+        or not are_kept_alike(node, child)
         or node.tombstones is not None
         or node.is_freed
     ):
@@ -76,6 +84,7 @@ def merge(node: Node) -> Node | None:
     child.created_at = min(child.created_at, node.created_at)
     child.last_used_at = max(child.last_used_at, node.last_used_at)
     child.num_hits = max(child.num_hits, node.num_hits)
+    child.wanted_until = max(child.wanted_until, node.wanted_until)
     child.is_attached = node.is_attached
     _take_place(parent, node, child)
     node.is_freed = True

@@ -74,7 +74,18 @@ class View:
     def child(self, node: Node, rank: int, first: bytes) -> Node | None:
         """Return the living child of an audience that begins with a block, or None."""
         child = (node.children or {}).get((self.readable[rank], first))
-        return None if child is None or child.created_at < self.born_after else child
+        return child if child is not None and self._is_living(child) else None
+
+    def _is_living(self, node: Node) -> bool:
+        return node.created_at >= self.born_after and not node.is_expired(self.now)
+
+    def has_child_with(self, node: Node, tokens: TokenIds) -> bool:
+        """Whether a child that may be copied from begins with these tokens."""
+        return any(
+            np.array_equal(child.tokens[: len(tokens)], tokens)
+            for rank in range(len(self.readable))
+            for child in self.listed(node, rank, int(tokens[0]))
+        )
 
     def listed(self, node: Node, rank: int, first_token: int) -> list[Node]:
         """Return the children that may be copied from, most recently used first."""
@@ -82,7 +93,7 @@ class View:
         return [
             child
             for child in reversed(found)
-            if child.created_at >= self.born_after and self.is_open(child)
+            if self._is_living(child) and self.is_open(child)
         ]
 
 

@@ -13,6 +13,7 @@ from prefold.cache import (
     MissKind,
 )
 from prefold.errors import CapacityError, InvalidInputError, LeaseReleasedError, StateError
+from prefold.identity.block_key import extend_content, root_content
 from prefold.identity.domain import PUBLIC, AudienceKind, Domain
 from support.cache_driver import CacheDriver, numbered
 from support.fingerprints import make_fingerprint
@@ -411,10 +412,11 @@ def test_keys_of_withdrawn_blocks_find_nothing() -> None:
     run = driver.acquire([*PREFIX, 1], ALICE)
     audience = run.lease.node.readers.audience
     assert audience.kind is AudienceKind.APPROVED
-    keys = driver.cache._keys.keys_of(driver.fingerprint, audience, as_tokens(PREFIX))
-    assert all(driver.cache.find(key) is not None for key in keys)
+    contents = extend_content(root_content(driver.fingerprint), as_tokens(PREFIX), B)
+    keys = [driver.cache.keys.key_of(audience, content) for content in contents]
+    assert all(driver.cache.keys.find(key) is not None for key in keys)
     driver.cache.withdraw(approval.approval_id)
-    assert [driver.cache.find(key) for key in keys] == [None] * 3
+    assert [driver.cache.keys.find(key) for key in keys] == [None] * 3
     driver.end(run)
 
 
@@ -440,7 +442,7 @@ def test_a_pinned_approval_is_never_evicted() -> None:
     assert driver.cache.approved.num_pinned_blocks == 3
     driver.fill(5)
     assert hits(driver, ALICE) == [24]
-    assert driver.cache.num_available == 5
+    assert driver.cache.room.num_available(ALICE) == 5
     driver.cache.withdraw(approval.approval_id)
     assert driver.cache.approved.num_pinned_blocks == 0
     assert driver.cache.counts.free == 8

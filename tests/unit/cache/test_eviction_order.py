@@ -74,7 +74,7 @@ def test_asking_keeps_nothing_alive_and_changes_nothing() -> None:
         driver.lookup([*prompts[0], 1])
         driver.lookup([*prompts[1][:6], 1], Domain("b"))
         driver.cache.version(driver.fingerprint)
-        driver.cache.block_keys(driver.fingerprint, A, as_tokens(prompts[0]))
+        driver.cache.keys.of(driver.fingerprint, A, as_tokens(prompts[0]))
     assert picture(driver.cache) == before
     driver.fill(2)
     hits = [driver.lookup([*prompt, 1]).num_matched_tokens for prompt in prompts]

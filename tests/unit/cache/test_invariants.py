@@ -72,7 +72,9 @@ def twice_in_inner(state: State) -> None:
 def add_readers(state: State) -> None:
     own = Audience(AudienceKind.OWN, A)
     present = state.tree.audiences._present
-    present[Audience(AudienceKind.THROWAWAY, A, 5)] = Readers(own, 0, 0)
+    present[Audience(AudienceKind.THROWAWAY, A, 5)] = Readers(
+        own, 0, 0, state.branch.readers.account
+    )
 
 
 def forget_readers(state: State) -> None:
@@ -169,7 +171,7 @@ def stale_queue(state: State) -> None:
 
 
 def copy_not_watched(state: State) -> None:
-    state.driver.cache._room._copying.clear()
+    state.driver.cache.room._copying.clear()
 
 
 def frontier_lost(state: State) -> None:

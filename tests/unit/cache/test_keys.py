@@ -16,8 +16,8 @@ PROMPT = numbered(14)
 
 
 def found(driver: CacheDriver, tokens: list[int], domain: Domain = A) -> list[int | None]:
-    keys = driver.cache.block_keys(driver.fingerprint, domain, as_tokens(tokens))
-    return [driver.cache.find(key) for key in keys]
+    keys = driver.cache.keys.of(driver.fingerprint, domain, as_tokens(tokens))
+    return [driver.cache.keys.find(key) for key in keys]
 
 
 def test_every_whole_block_is_found_and_no_partial_one() -> None:
@@ -36,8 +36,8 @@ def test_a_key_depends_on_every_token_before_and_on_domain_and_fingerprint() -> 
     assert found(driver, PROMPT, Domain("b")) == [None] * 3
     assert found(driver, PROMPT, Domain("a", salt=b"s")) == [None] * 3
     other = make_fingerprint(block_size=B, weights=b"other")
-    keys = driver.cache.block_keys(other, A, as_tokens(PROMPT))
-    assert [driver.cache.find(key) for key in keys] == [None] * 3
+    keys = driver.cache.keys.of(other, A, as_tokens(PROMPT))
+    assert [driver.cache.keys.find(key) for key in keys] == [None] * 3
 
 
 def test_a_found_key_follows_splits_merges_extensions_and_losses() -> None:
@@ -86,15 +86,17 @@ def test_remembered_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         driver.serve(PROMPT, domain=domain)
         assert None not in found(driver, PROMPT, domain)
         assert None not in found(driver, PROMPT, domain)
-    index: KeyIndex = driver.cache._keys
+    index: KeyIndex = driver.cache.keys
     assert len(index._places) <= 2
     assert len(index._domain_keys) <= 2
 
 
 def test_equal_secrets_make_equal_keys_and_others_do_not() -> None:
     secret = MasterSecret.generate()
-    one, same, other = KeyIndex(secret), KeyIndex(secret), KeyIndex(MasterSecret.generate())
     driver = CacheDriver(block_size=B)
+    trees = driver.cache._trees
+    one, same = KeyIndex(secret, trees), KeyIndex(secret, trees)
+    other = KeyIndex(MasterSecret.generate(), trees)
     lease = driver.acquire(PROMPT).lease
     content = next(iter(driver.cache._trees.roots().values()))
     audience = lease.own_audience

@@ -11,6 +11,7 @@ from prefold.errors import (
     OutOfBlocksError,
     StateError,
 )
+from prefold.identity.domain import Domain
 from support.cache_driver import CacheDriver, numbered
 from support.running import Running, as_tokens
 from support.tree_picture import picture
@@ -95,7 +96,7 @@ def test_out_of_blocks_says_both_numbers_and_changes_nothing() -> None:
         driver.cache.reserve(run.lease, 7 * 4)
     assert (refused.value.num_needed, refused.value.num_available) == (4, 3)
     assert picture(driver.cache) == before
-    assert driver.cache.num_available == 3
+    assert driver.cache.room.num_available(Domain("a")) == 3
 
 
 def test_no_cache_neither_reads_nor_leaves_anything() -> None:

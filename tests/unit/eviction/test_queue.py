@@ -1,53 +1,75 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from prefold.errors import InvariantError
 from prefold.eviction.lru import Lru
+from prefold.eviction.policy import LeafFacts, Rank
 from prefold.eviction.queue import EvictionQueue
 from prefold.identity.domain import Audience, AudienceKind, Domain
+from prefold.tree.account import Account
 from prefold.tree.node import Node, Readers
 
-READERS = Readers(Audience(AudienceKind.OWN, Domain("a")), 0, 0)
-ROOT = Node(readers=READERS, parent=None, start=0, at=0.0)
+ACCOUNT = Account("all", num_reserved=0, max_idle=1000)
+OTHER = Account("other", num_reserved=0, max_idle=1000)
+NOW = 100.0
 
 
-def leaf(last_used_at: float) -> Node:
-    node = Node(readers=READERS, parent=ROOT, start=0, at=last_used_at)
+def readers(account: Account) -> Readers:
+    return Readers(Audience(AudienceKind.OWN, Domain("a")), 0, 0, account)
+
+
+ROOT = Node(readers=readers(ACCOUNT), parent=None, start=0, at=0.0)
+
+
+def leaf(last_used_at: float, account: Account = ACCOUNT, priority: int = 0) -> Node:
+    node = Node(readers=readers(account), parent=ROOT, start=0, at=last_used_at)
     node.set_run(np.array([1, 2], dtype=np.int64), np.array([0], dtype=np.int32))
+    node.priority = priority
     return node
 
 
-def make_queue(*leaves: Node) -> EvictionQueue:
-    queue = EvictionQueue(Lru())
+def make_queue(*leaves: Node, ranks_across: bool = False) -> EvictionQueue:
+    queue = EvictionQueue(Lru(), ranks_across=ranks_across)
     for node in leaves:
-        queue.push(node)
+        queue.push(node, NOW)
     return queue
+
+
+def first(queue: EvictionQueue, now: float = NOW) -> Node | None:
+    found = queue.first(now)
+    return None if found is None else found[0]
+
+
+def order(queue: EvictionQueue) -> list[Node]:
+    found = []
+    while (node := first(queue)) is not None:
+        found.append(node)
+        node.is_freed = True
+    return found
 
 
 def test_the_least_recently_used_comes_first_and_stays_until_it_is_gone() -> None:
     old, new = leaf(1.0), leaf(2.0)
     queue = make_queue(new, old)
-    assert queue.first() is old
-    assert queue.first() is old
+    assert first(queue) is old
+    assert queue.first(NOW) == (old, 1.0)
     old.is_freed = True
-    assert queue.first() is new
+    assert first(queue) is new
 
 
 def test_equal_scores_go_in_order_of_entry() -> None:
     leaves = [leaf(1.0) for _ in range(5)]
-    queue = make_queue(*leaves)
-    for expected in leaves:
-        assert queue.first() is expected
-        expected.is_freed = True
-    assert queue.first() is None
+    assert order(make_queue(*leaves)) == leaves
 
 
 def test_a_node_entered_again_counts_only_with_its_newest_entry() -> None:
     old, new = leaf(1.0), leaf(2.0)
     queue = make_queue(old, new)
     old.last_used_at = 3.0
-    queue.push(old)
-    assert queue.first() is new
+    queue.push(old, NOW)
+    assert first(queue) is new
     queue.check_invariants({old, new})
 
 
@@ -61,16 +83,98 @@ def test_what_became_leased_is_passed_over() -> None:
     old, new = leaf(1.0), leaf(2.0)
     queue = make_queue(old, new)
     old.count = 1
-    assert queue.first() is new
+    assert first(queue) is new
+
+
+def test_a_lower_priority_goes_before_an_older_one_of_the_same_account() -> None:
+    dear, plain, cheap = leaf(1.0, priority=5), leaf(2.0), leaf(3.0, priority=-5)
+    assert order(make_queue(dear, plain, cheap)) == [cheap, plain, dear]
+
+
+def test_a_conversation_that_ended_goes_first_whatever_its_priority() -> None:
+    ended, plain = leaf(9.0, priority=100), leaf(1.0, priority=-100)
+    ended.is_ended = True
+    assert order(make_queue(plain, ended)) == [ended, plain]
+
+
+def test_a_priority_does_not_count_against_other_accounts() -> None:
+    mine, theirs = leaf(1.0, ACCOUNT, priority=100), leaf(2.0, OTHER, priority=-100)
+    assert order(make_queue(mine, theirs)) == [mine, theirs]
+
+
+def test_a_priority_counts_across_accounts_where_that_is_wanted() -> None:
+    mine, theirs = leaf(1.0, ACCOUNT, priority=1), leaf(2.0, OTHER)
+    assert order(make_queue(mine, theirs, ranks_across=True)) == [theirs, mine]
+
+
+def test_only_the_accounts_that_may_be_taken_from_are_looked_at() -> None:
+    mine, theirs = leaf(2.0, ACCOUNT), leaf(1.0, OTHER)
+    found = make_queue(mine, theirs).first(NOW, lambda account: account is ACCOUNT)
+    assert found == (mine, 2.0)
+
+
+def test_an_account_above_its_maximum_goes_first() -> None:
+    full = Account("full", num_reserved=0, max_idle=1)
+    full.num_idle = 2
+    old, of_full = leaf(1.0), leaf(2.0, full)
+    queue = make_queue(old, of_full)
+    assert first(queue) is of_full
+    full.num_idle = 1
+    assert first(queue) is old
+
+
+def test_what_a_queued_request_waits_for_goes_after_the_rest() -> None:
+    awaited, plain = leaf(1.0), leaf(2.0)
+    queue = make_queue(awaited, plain)
+    awaited.wanted_until = NOW + 10
+    assert order(queue) == [plain, awaited]
+
+
+def test_waiting_protects_for_a_while_only() -> None:
+    awaited, plain = leaf(1.0), leaf(2.0)
+    awaited.wanted_until = NOW + 10
+    queue = make_queue(awaited, plain)
+    assert first(queue, NOW + 9) is plain
+    assert first(queue, NOW + 10) is awaited
+
+
+def test_waiting_does_not_outdo_a_priority() -> None:
+    awaited, dear = leaf(1.0), leaf(2.0, priority=1)
+    awaited.wanted_until = NOW + 10
+    assert first(make_queue(awaited, dear)) is awaited
+
+
+class Fading(Lru):
+    """Scores everything 10, and 0 once it was not used for 5 seconds."""
+
+    def rank(self, facts: LeafFacts, now: float) -> Rank:
+        fades_at = facts.last_used_at + 5
+        return Rank(0.0) if now >= fades_at else Rank(10.0, fades_at)
+
+
+def test_a_rank_is_asked_for_again_when_its_time_is_over() -> None:
+    queue = EvictionQueue(Fading())
+    early, late = leaf(100.0), leaf(102.0)
+    for node in (late, early):
+        queue.push(node, 103.0)
+    assert queue.first(104.0) == (late, 10.0)
+    assert queue.first(105.0) == (early, 0.0)
+    assert queue.first(107.0) == (early, 0.0)
+    early.is_freed = True
+    assert queue.first(107.0) == (late, 0.0)
+    queue.check_invariants({late})
 
 
 def test_compacting_drops_stale_entries_only() -> None:
-    nodes = [leaf(float(i)) for i in range(3)]
-    queue = make_queue(*nodes)
+    queue = EvictionQueue(Fading())
+    nodes = [leaf(NOW + i) for i in range(3)]
+    for node in nodes:
+        queue.push(node, NOW)
     for _ in range(EvictionQueue.MIN_COMPACTED):
-        queue.push(nodes[0])
+        queue.push(nodes[0], NOW)
     queue.compact(num_nodes=3)
     assert len(queue) == 3
+    assert len(queue._reviews) == 3
     queue.check_invariants(set(nodes))
 
 
@@ -83,6 +187,22 @@ def test_a_missing_entry_is_found() -> None:
 def test_a_node_entered_twice_with_one_ticket_is_found() -> None:
     node = leaf(1.0)
     queue = make_queue(node)
-    queue._heap.append(queue._heap[0])
+    queue._heaps[ACCOUNT].append(queue._heaps[ACCOUNT][0])
     with pytest.raises(InvariantError, match="evictable"):
         queue.check_invariants({node})
+
+
+def test_a_leaf_in_another_account_is_found() -> None:
+    node = leaf(1.0)
+    queue = make_queue(node)
+    queue._heaps[OTHER] = queue._heaps.pop(ACCOUNT)
+    with pytest.raises(InvariantError, match="another's account"):
+        queue.check_invariants({node})
+
+
+def test_facts_are_values() -> None:
+    facts = LeafFacts(
+        created_at=1.0, last_used_at=1.0, num_hits=0, num_blocks=1, depth_tokens=0
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        facts.num_hits = 1  # type: ignore[misc]  # what the test is about

@@ -3,10 +3,16 @@ import pytest
 
 from prefold.errors import InvariantError
 from prefold.identity.domain import Audience, AudienceKind, Domain
+from prefold.tree.account import Account
 from prefold.tree.node import ChildKey, LossCause, Node, Readers, Tombstone
 from prefold.tree.tombstones import Tombstones
 
-READERS = Readers(Audience(AudienceKind.OWN, Domain("a")), 0, 0)
+READERS = Readers(
+    Audience(AudienceKind.OWN, Domain("a")),
+    0,
+    0,
+    Account("all", num_reserved=0, max_idle=100),
+)
 
 
 def key(token: int) -> ChildKey:

@@ -1,0 +1,32 @@
+"""Trimming: what eviction takes from a leaf, and what it leaves to explain that."""
+
+from __future__ import annotations
+
+from prefold.errors import InvariantError
+from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.prefix_tree import PrefixTree
+
+
+def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) -> None:
+    """Evict up to ``num_blocks`` blocks from the tail of an idle leaf.
+
+    Leaves a tombstone where a later match will stop. O(blocks evicted).
+    """
+    if not leaf.is_evictable or leaf.parent is None:
+        raise InvariantError("only an idle leaf can be trimmed")
+    num_blocks = min(num_blocks, leaf.num_blocks)
+    keeper, key = leaf.parent, leaf.key
+    is_found = not tree.audiences.is_dead(leaf) and not leaf.is_unmarked
+    lost = num_blocks + tree.tombstones.take_all(leaf)
+    if num_blocks < leaf.num_blocks:
+        kept = leaf.num_blocks - num_blocks
+        keeper, key = leaf, (leaf.readers, leaf.block_bytes(kept, tree.block_size))
+        tree.drop_tail(leaf, num_blocks)
+    # Hung before the leaf goes, or its audience might be forgotten as empty.
+    if key is not None and is_found:
+        tombstone = Tombstone(
+            at=at, cause=LossCause.EVICTED, policy=policy, num_blocks=lost
+        )
+        tree.tombstones.put(keeper, key, tombstone)
+    if keeper is not leaf:
+        tree.free_node(leaf)
