@@ -5,12 +5,16 @@ from __future__ import annotations
 from prefold.blocks.pool import BlockState
 from prefold.cache import (
     APPROVING,
+    KEEP,
+    NO_QUOTAS,
     READ_WRITE,
     Access,
     Approval,
     ApprovalTerms,
     Lookup,
     PrefixCache,
+    QuotaSettings,
+    Retention,
 )
 from prefold.identity.domain import Domain
 from prefold.tree.dead import all_children
@@ -35,24 +39,35 @@ class CacheDriver:
         *,
         shares: bool = False,
         clock: TickingClock | SettableClock | None = None,
+        policy: str = "lru",
+        quotas: QuotaSettings = NO_QUOTAS,
     ) -> None:
         """Make an empty one; if it ``shares``, content is the same for all domains."""
         self._shares = shares
         self.size = block_size
         self.clock = TickingClock() if clock is None else clock
         self.cache = PrefixCache(
-            num_blocks=num_blocks, block_size=block_size, clock=self.clock
+            num_blocks=num_blocks,
+            block_size=block_size,
+            clock=self.clock,
+            policy=policy,
+            quotas=quotas,
         )
         self.fingerprint = make_fingerprint(block_size=block_size)
         self.slots = SlotStore(num_blocks, block_size)
         self.running: list[Running] = []
 
     def acquire(
-        self, tokens: Tokens, domain: Domain = A, *, access: Access = READ_WRITE
+        self,
+        tokens: Tokens,
+        domain: Domain = A,
+        *,
+        access: Access = READ_WRITE,
+        retention: Retention = KEEP,
     ) -> Running:
         """Acquire only; nothing is reserved."""
         lease = self.cache.acquire(
-            self.fingerprint, domain, as_tokens(tokens), access=access
+            self.fingerprint, domain, as_tokens(tokens), access=access, retention=retention
         )
         matched = lease.num_matched_tokens
         owner = (0, 0 if self._shares else hash(domain))
@@ -62,10 +77,15 @@ class CacheDriver:
         return run
 
     def begin(
-        self, tokens: Tokens, domain: Domain = A, *, access: Access = READ_WRITE
+        self,
+        tokens: Tokens,
+        domain: Domain = A,
+        *,
+        access: Access = READ_WRITE,
+        retention: Retention = KEEP,
     ) -> Running:
         """Acquire, reserve the prompt, carry a copy out."""
-        run = self.acquire(tokens, domain, access=access)
+        run = self.acquire(tokens, domain, access=access, retention=retention)
         self.reserve(run, len(tokens))
         self.carry_out(run)
         return run
@@ -127,9 +147,16 @@ class CacheDriver:
         self.running.remove(run)
         self.check()
 
-    def serve(self, tokens: Tokens, reply: Tokens | None = None, domain: Domain = A) -> int:
+    def serve(
+        self,
+        tokens: Tokens,
+        reply: Tokens | None = None,
+        domain: Domain = A,
+        *,
+        retention: Retention = KEEP,
+    ) -> int:
         """Run a whole request; return its hit tokens."""
-        run = self.begin(tokens, domain)
+        run = self.begin(tokens, domain, retention=retention)
         self.compute(run)
         self.extend(run, reply or [])
         self.end(run)

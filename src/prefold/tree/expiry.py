@@ -23,11 +23,15 @@ class Expiries:
     meanwhile, it is entered anew when its first time comes. O(log n) each.
     """
 
-    __slots__ = ("_due", "_num_entered")
+    __slots__ = ("_due", "_num_entered", "_prune_at")
+
+    #: A heap shorter than this is not worth pruning.
+    MIN_PRUNED = 64
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Node]] = []
         self._num_entered = 0
+        self._prune_at = self.MIN_PRUNED
 
     def __bool__(self) -> bool:
         return bool(self._due)
@@ -38,6 +42,10 @@ class Expiries:
             node.is_watched = True
             self._num_entered += 1
             heapq.heappush(self._due, (node.expires_at, self._num_entered, node))
+            if len(self._due) > self._prune_at:
+                self._due = [entry for entry in self._due if not entry[2].is_freed]
+                heapq.heapify(self._due)
+                self._prune_at = 2 * len(self._due) + self.MIN_PRUNED
 
     def take(self, now: float) -> Node | None:
         """Return a node whose time is over and forget it; None if there is none."""

@@ -72,6 +72,8 @@ def kill_subtree(
 def kill_expired(tree: PrefixTree, now: float) -> None:
     """Unlink what was not used again in time. O(nodes that die)."""
     while (node := tree.expiries.take(now)) is not None:
+        if tree.audiences.is_doomed(node):
+            continue
         top, parent = node, node.parent
         # What is above may be over, too, and has not come up yet.
         while parent is not None and not parent.is_root and parent.is_expired(now):

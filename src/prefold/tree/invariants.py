@@ -84,22 +84,18 @@ def _check_node(tree: PrefixTree, node: Node) -> None:
     is_listed = node in all_children(parent)
     if node.is_attached != is_listed:
         raise InvariantError("a node's parent does not list it, or does though unlinked")
-    _check_expiry(node, parent)
+    _check_expiry(tree, node, parent)
     if node.count == 0 and node.readers.is_throwaway:
         raise InvariantError("a throw-away node outlived its leases")
     _check_marks(node, parent)
 
 
-def _check_expiry(node: Node, parent: Node) -> None:
-    has_end = node.expires_at < math.inf
-    if has_end and node.count == 0 and node.is_attached and not node.is_watched:
+def _check_expiry(tree: PrefixTree, node: Node, parent: Node) -> None:
+    if node.count or tree.audiences.is_doomed(node):
+        return
+    if node.expires_at < math.inf and not node.is_watched:
         raise InvariantError("an idle node would never expire")
-    if (
-        node.is_attached
-        and node.count == 0
-        and parent.readers is node.readers
-        and node.expires_at > parent.expires_at
-    ):
+    if parent.readers is node.readers and node.expires_at > parent.expires_at:
         raise InvariantError("a node outlives what it hangs below")
 
 
