@@ -15,8 +15,9 @@ def picture(cache: PrefixCache) -> object:
             for tree in cache._trees.all()
         ],
         [
-            (account.name, [(*entry[:4], id(entry.node)) for entry in heap])
-            for account, heap in cache.room.queue._heaps.items()
+            (account.name, key, [(entry.order, entry.ticket) for entry in shelf])
+            for account, rack in cache.room.queue._racks.items()
+            for key, shelf in rack._shelves.items()
         ],
         cache._pool._states.tobytes(),
         cache._pool._free.tobytes(),

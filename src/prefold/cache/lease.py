@@ -21,6 +21,7 @@ from prefold.blocks.table import (
 from prefold.cache.access import Access
 from prefold.cache.explain import MissReason
 from prefold.cache.frontier_key import FrontierKey
+from prefold.cache.use_start import Recorded, UseStart
 from prefold.errors import InvalidInputError, LeaseReleasedError
 from prefold.identity.domain import Audience
 from prefold.tree.account import Account
@@ -57,8 +58,8 @@ class Lease:
         copy_source: The pinned node whose block is to be copied from.
         started_at: When it, or what it was forked from, was acquired.
         throwaway: Where it publishes if it must not publish to anybody.
-        turn: How many requests, one extending the other, led to this one, it included.
-        num_new_tokens: What its prompt added to what was cached.
+        start: How it began; None until it is acquired.
+        recorded: What its tokens do not tell; set only by who replays a trace.
         is_doomed: Whether what it holds was invalidated while it runs.
         frontier_key: Where its frontier is filed.
     """
@@ -72,15 +73,15 @@ class Lease:
         "node",
         "num_copy_tokens",
         "num_matched_tokens",
-        "num_new_tokens",
         "num_published",
+        "recorded",
+        "start",
         "started_at",
         "table",
         "terms",
         "throwaway",
         "tokens",
         "tree",
-        "turn",
     )
 
     def __init__(
@@ -107,8 +108,8 @@ class Lease:
         self.is_doomed = False
         self.frontier_key: FrontierKey | None = None
         self.is_released = False
-        self.turn = 1
-        self.num_new_tokens = len(tokens)
+        self.start: UseStart | None = None
+        self.recorded: Recorded | None = None
 
     def __repr__(self) -> str:
         return f"Lease({len(self.table)} blocks, {self.num_published} published)"

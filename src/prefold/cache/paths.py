@@ -16,8 +16,7 @@ from prefold.blocks.pool import BlockPool, BlockState
 from prefold.blocks.table import BlockCopy, BlockId, BlockIds, BlockTable
 from prefold.cache.lease import Fork, Lease
 from prefold.cache.survey import Survey
-from prefold.eviction.policy import EvictionPolicy
-from prefold.eviction.queue import facts_of
+from prefold.cache.usage import Usage
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.node import Node
 from prefold.tree.path import count_hit, path_ids, path_to
@@ -27,13 +26,14 @@ from prefold.tree.walk import Endpoint, View, longest_paths
 class LeasePaths:
     """Moves leases. Owned by the cache."""
 
-    __slots__ = ("_last_serial", "_pool")
+    __slots__ = ("_last_serial", "_pool", "_usage")
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, usage: Usage) -> None:
         self._pool = pool
+        self._usage = usage
         self._last_serial = 0
 
-    def begin(self, lease: Lease, found: Survey, policy: EvictionPolicy) -> None:
+    def begin(self, lease: Lease, found: Survey) -> None:
         """Pin the longest path found, and the block to copy from, if there is one.
 
         A copy source is cut down to that one block, so that only as much is pinned.
@@ -58,12 +58,9 @@ class LeasePaths:
             tree.pin(source, lease.retention)
             lease.copy_source = source
             lease.num_copy_tokens = found.num_copy_tokens
-        for at in path_to(node):
-            policy.note_hit(facts_of(at), found.at)
+        lease.start = self._usage.begin(node, found, lease.tokens)
         tree.pin(node, lease.retention)
         count_hit(node)
-        lease.turn = node.turn + 1
-        lease.num_new_tokens = len(lease.tokens) - found.num_matched_tokens
         lease.node = node
         lease.num_published = end.position
         lease.num_matched_tokens = found.num_matched_tokens
@@ -101,8 +98,6 @@ class LeasePaths:
             lease.node = tree.publish(
                 lease.node, readers, tokens, lease.block_ids[begin:full], lease.retention
             )
-            lease.node.turn = lease.turn
-            lease.node.num_new_tokens = lease.num_new_tokens
             lease.num_published = full
 
     def move(self, lease: Lease, end: Endpoint) -> None:
@@ -112,6 +107,7 @@ class LeasePaths:
         adopted = path_ids(node, below=left)
         replaced = lease.table.replace(lease.num_published, adopted)
         self._pool.free(replaced, BlockState.PRIVATE)
+        self._usage.adopt(node, left)
         tree.pin(node, lease.retention, below=left)
         lease.node = node
         lease.num_published = end.position
@@ -132,8 +128,7 @@ class LeasePaths:
         fork.node = lease.node
         fork.throwaway = lease.throwaway
         fork.is_doomed = lease.is_doomed
-        fork.turn = lease.turn
-        fork.num_new_tokens = lease.num_new_tokens
+        fork.start = lease.start
         fork.num_published = lease.num_published
         fork.num_matched_tokens = lease.num_published_tokens
         fork.table = BlockTable(lease.block_ids[: lease.num_published].copy())
@@ -151,13 +146,13 @@ class LeasePaths:
         self._pool.free(lease.block_ids[kept:], BlockState.PRIVATE)
         lease.is_released = True
         tree, node = lease.tree, lease.node
-        parent = node.parent
+        if lease.start is not None:
+            self._usage.end(node, lease.start, computed, lease.recorded)
         tree.unpin(node, lease.retention)
         if lease.retention.ends_conversation:
             tree.end_conversation(node)
-        tree.merge(node)
-        if parent is not None:
-            tree.merge(parent)
+        for at in reversed(path_to(node)):
+            tree.merge(at)
 
     def _publish_tail(self, lease: Lease, computed: int) -> int:
         tree, begin = lease.tree, lease.num_published

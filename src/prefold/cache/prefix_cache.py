@@ -37,6 +37,7 @@ from prefold.cache.room import Room
 from prefold.cache.selector import ByApproved, Receipt, Selector
 from prefold.cache.survey import FoundBlocks, Lookup, found_blocks, survey
 from prefold.cache.trees import Trees
+from prefold.cache.usage import Usage
 from prefold.errors import ConfigError, InvalidInputError, StateError
 from prefold.eviction.cost import PrefillCost
 from prefold.eviction.queue import EvictionQueue
@@ -56,8 +57,6 @@ class PrefixCache:
         room: How many blocks a domain can have.
         keys: Block keys, and the blocks behind them.
         cost: What prefill takes here; told by whoever carries steps out.
-
-    Invariants: see ``prefold.cache.invariants``.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class PrefixCache:
             num_blocks: Blocks of the pool, shared by active requests and cached KV.
             clock: Seconds, never decreasing; only differences are used.
             block_size: Token positions in a block.
-            policy: Name of the eviction policy.
+            policy: Name of the eviction policy; see ``prefold.eviction.registry``.
             quotas: What is whose.
             master_secret: Roots the block keys; without one they mean nothing elsewhere.
 
@@ -91,10 +90,10 @@ class PrefixCache:
         self.cost = PrefillCost()
         self._quotas = Quotas(num_blocks, quotas)
         self._trees = Trees(self._pool, block_size, clock, self._quotas.of)
-        ranker = make_policy(policy, self.cost, block_size)
+        ranker = make_policy(policy, self.cost, num_blocks)
         queue = EvictionQueue(ranker, ranks_across=quotas.ranks_across)
         self.room = Room(self._pool, self._trees, self._quotas, queue, clock)
-        self._paths = LeasePaths(self._pool)
+        self._paths = LeasePaths(self._pool, Usage(ranker, block_size, clock))
         self._frontiers = Frontiers()
         self.keys = KeyIndex(master_secret or MasterSecret.generate(), self._trees)
         self._leases: set[Lease] = set()
@@ -146,7 +145,7 @@ class PrefixCache:
         )
         if not access.write:
             self._paths.throw_away(lease)
-        self._paths.begin(lease, found, self.room.queue.policy)
+        self._paths.begin(lease, found)
         self.room.watch_copy(lease)
         self._enter(lease)
         return lease

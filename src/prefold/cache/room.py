@@ -15,7 +15,8 @@ from prefold.cache.lease import Lease
 from prefold.cache.survey import Lookup
 from prefold.cache.trees import Trees
 from prefold.errors import InvariantError, OutOfBlocksError
-from prefold.eviction.queue import AWAITED_S, EvictionQueue, facts_of
+from prefold.eviction.policy import Rank
+from prefold.eviction.queue import AWAITED_S, EvictionQueue
 from prefold.eviction.quota import Quotas
 from prefold.identity.domain import Domain
 from prefold.tree.account import Account
@@ -120,14 +121,15 @@ class Room:
             )
             if first is None:
                 raise InvariantError("idle blocks are left but none can be evicted")
-            leaf, score = first
+            leaf, rank = first
             most = self._quotas.most_of(taker, leaf.readers.account)
-            self._evict_tail(leaf, min(missing, most), score)
+            self._evict_tail(leaf, min(missing, most), rank)
 
-    def _evict_tail(self, leaf: Node, num_blocks: int, score: float) -> None:
+    def _evict_tail(self, leaf: Node, num_blocks: int, rank: Rank) -> None:
         now, before = self._clock(), self._pool.num_free
         tree, policy = self._trees.holding(leaf.readers), self.queue.policy
-        policy.note_eviction(facts_of(leaf), score, now)
+        num_blocks = min(num_blocks, leaf.num_blocks)
+        policy.note_eviction(rank, leaf.cohort, num_blocks, now)
         trim(tree, leaf, num_blocks, policy.name, now)
         self.enter_leaves(tree)
         self.num_evictions += 1

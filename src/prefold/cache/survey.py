@@ -56,6 +56,7 @@ class Survey:
 
     Attributes:
         at: When it was made, on the cache's clock.
+        lost: What is known of what was lost there; None if nothing is.
     """
 
     ends: Sequence[Endpoint]
@@ -64,6 +65,7 @@ class Survey:
     num_copy_tokens: int
     miss: MissReason
     at: float
+    lost: Tombstone | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,21 +132,21 @@ def _survey(tree: PrefixTree, view: View, tokens: TokenIds, access: Access) -> S
     agreed = agreement.num_tokens if agreement is not None else 0
     usable = min(agreed, len(tokens) - 1 - matched)
     copied = usable if usable >= MIN_COPY_TOKENS else 0
-    miss = _reason(ends, tokens, view, size, agreed)
-    return Survey(ends, agreement, matched, copied, miss, view.now)
+    lost = _tombstone(ends, tokens, view, size)
+    miss = _reason(ends, tokens, size, agreed, lost)
+    return Survey(ends, agreement, matched, copied, miss, view.now, lost)
 
 
 def _reason(
     ends: Sequence[Endpoint],
     tokens: TokenIds,
-    view: View,
     size: int,
     agreed: int,
+    tombstone: Tombstone | None,
 ) -> MissReason:
     matched = ends[0].position * size
     if matched + agreed >= len(tokens) - 1:
         return MissReason(kind=MissKind.COMPLETE, at_token=len(tokens) - 1)
-    tombstone = _tombstone(ends, tokens, view, size)
     if tombstone is not None:
         return MissReason(
             kind=_KINDS[tombstone.cause],

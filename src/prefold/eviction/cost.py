@@ -63,9 +63,9 @@ class CostFit:
         return self.per_token * num_tokens + self.per_pair * num_pairs(start, end)
 
 
-#: Before anything is measured, only how costs grow with depth matters: a token 8,192
-#: tokens deep is taken to cost twice the first one.
-PRIOR = CostFit(per_step=0.0, per_token=1.0, per_pair=1.0 / 8192)
+#: Before anything is measured, a token is taken to cost the same at any depth; the unit
+#: does not matter for what is worth more.
+PRIOR = CostFit(per_step=0.0, per_token=1.0, per_pair=0.0)
 
 
 def num_pairs(start: int, end: int) -> float:
@@ -113,6 +113,21 @@ class PrefillCost:
     def model(self) -> CostFit:
         """The fit, or the prior, whose unit is not the second."""
         return self._fit or PRIOR
+
+    def assume(self, fit: CostFit) -> None:
+        """Take costs as given instead of measured, as in a replay."""
+        self._steps.clear()
+        self._fit = fit
+
+    @property
+    def grows(self) -> bool:
+        """Whether a deep token costs more than one at the beginning."""
+        return self.model.per_pair > 0
+
+    def relative(self, depth: float) -> float:
+        """Return what a token at ``depth`` costs, as a multiple of the first one."""
+        fit = self.model
+        return 1.0 + depth * fit.per_pair / fit.per_token if fit.per_token else 1.0
 
     def saved_ms(self, start: int, end: int) -> float | None:
         """Return the milliseconds that a hit of positions ``start`` to ``end`` - 1 saves.

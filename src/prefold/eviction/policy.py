@@ -2,13 +2,20 @@
 
 A policy sees facts, never nodes, tokens or blocks, so it cannot break the tree.
 Leaves go first whatever it says: a run is offered only when nothing hangs below it.
+
+It sorts leaves onto *shelves*. Those of one shelf are worth the same, and go in an order
+that does not change; what a shelf is worth may change with all that the policy learns. A
+leaf stays on its shelf for a time that is known when it is put there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from prefold.tree.cohort import Cohort, Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +27,30 @@ class LeafFacts:
         last_used_at: When a lease last came or went.
         num_hits: Leases that began by matching it.
         num_blocks: Blocks it holds.
-        depth_tokens: Position of its first token.
-        turn: How many requests, one extending the other, led to it.
-        num_new_tokens: What the request that wrote it added to what was cached.
+        depth: Position of its first token.
+        kind: The policy's number for how it was used last; None if it gave none.
     """
 
     created_at: float
     last_used_at: float
     num_hits: int
     num_blocks: int
-    depth_tokens: int
-    turn: int = 0
-    num_new_tokens: int = 0
+    depth: int
+    kind: int | None = None
 
 
 class Rank(NamedTuple):
-    """What a leaf is worth, and for how long that can be said.
+    """Where a leaf stands.
 
     Attributes:
-        score: The lowest goes first.
-        until: When it has to be asked for again, on the cache's clock.
+        shelf: Which leaves it is worth as much as.
+        order: Among those, the lowest goes first.
+        until: When it has to be asked for again, on the cache's clock. Of two leaves of
+            one shelf, the one with the lower order has no later time.
     """
 
-    score: float
+    shelf: Hashable
+    order: float
     until: float = math.inf
 
 
@@ -54,14 +62,82 @@ class EvictionPolicy(Protocol):
         """The name it is registered, shown and explained under."""
         ...
 
+    @property
+    def version(self) -> int:
+        """Changes whenever a shelf may be worth something else than before."""
+        ...
+
     def rank(self, facts: LeafFacts, now: float) -> Rank:
-        """Return what an idle leaf is worth at this moment."""
+        """Return where an idle leaf stands at this moment."""
         ...
 
-    def note_hit(self, facts: LeafFacts, now: float) -> None:
-        """Learn that a lease is about to use a run, idle or not, again."""
+    def worth(self, shelf: Hashable) -> float:
+        """Return what a leaf of that shelf is worth: the lowest goes first."""
         ...
 
-    def note_eviction(self, facts: LeafFacts, score: float, now: float) -> None:
-        """Learn that a leaf, or its tail, is about to go, and what its score was."""
+    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int | None:
+        """Return a number for how a request used a run; None from who does not learn.
+
+        Args:
+            use: The request's.
+            num_forks: Requests that went on differently after the run, or inside.
+            gap_s: Since the run was last used before; None for a new one.
+        """
         ...
+
+    def note_uses(self, cohorts: Sequence[Cohort], now: float) -> None:
+        """Learn that a request is over, and what it used in which ways."""
+        ...
+
+    def note_reuse(self, cohort: Cohort, num_blocks: int, now: float) -> None:
+        """Learn that blocks of a cohort are used again."""
+        ...
+
+    def note_lost_reuse(self, cohort: Cohort, num_blocks: int, now: float) -> None:
+        """Learn that so many blocks are asked for again that were evicted."""
+        ...
+
+    def note_eviction(
+        self, rank: Rank, cohort: Cohort | None, num_blocks: int, now: float
+    ) -> None:
+        """Learn that the last blocks of a leaf are about to go, and where it stood."""
+        ...
+
+    def check_invariants(self) -> None:
+        """Raise ``InvariantError`` if what was learned does not add up."""
+        ...
+
+
+class FixedPolicy:
+    """What policies have in common that rank by rules and learn nothing from cohorts."""
+
+    __slots__ = ()
+
+    version = 0
+
+    def worth(self, shelf: Hashable) -> float:
+        """Return the same for all: their order says everything."""
+        del shelf
+        return 0.0
+
+    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int | None:
+        """Tell no ways of being used apart."""
+        del use, num_forks, gap_s
+        return None
+
+    def note_uses(self, cohorts: Sequence[Cohort], now: float) -> None:
+        """Learn nothing."""
+
+    def note_reuse(self, cohort: Cohort, num_blocks: int, now: float) -> None:
+        """Learn nothing."""
+
+    def note_lost_reuse(self, cohort: Cohort, num_blocks: int, now: float) -> None:
+        """Learn nothing."""
+
+    def note_eviction(
+        self, rank: Rank, cohort: Cohort | None, num_blocks: int, now: float
+    ) -> None:
+        """Learn nothing."""
+
+    def check_invariants(self) -> None:
+        """Check nothing: there is nothing that could be wrong."""

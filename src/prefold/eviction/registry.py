@@ -10,10 +10,12 @@ from prefold.eviction.cost import PrefillCost
 from prefold.eviction.lfu import Lfu
 from prefold.eviction.lru import Lru
 from prefold.eviction.policy import EvictionPolicy
+from prefold.eviction.value import Value
 
 POLICIES: dict[str, Callable[[PrefillCost, int], EvictionPolicy]] = {
-    "lru": lambda _cost, _block_size: Lru(),
-    "lfu": lambda _cost, _block_size: Lfu(),
+    "lru": lambda _cost, _num_blocks: Lru(),
+    "value": Value,
+    "lfu": lambda _cost, _num_blocks: Lfu(),
 }
 
 
@@ -34,16 +36,16 @@ def check_policy(name: str) -> None:
     raise ConfigError(f"there is no eviction policy {name!r}; {hint}")
 
 
-def make_policy(name: str, cost: PrefillCost, block_size: int) -> EvictionPolicy:
+def make_policy(name: str, cost: PrefillCost, num_blocks: int) -> EvictionPolicy:
     """Return a new policy of that name.
 
     Args:
         name: One of ``POLICIES``.
         cost: What prefill takes, as it is learned.
-        block_size: Tokens in a block.
+        num_blocks: Of the pool.
 
     Raises:
         ConfigError: As ``check_policy``.
     """
     check_policy(name)
-    return POLICIES[name](cost, block_size)
+    return POLICIES[name](cost, num_blocks)

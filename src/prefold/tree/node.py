@@ -24,6 +24,7 @@ from prefold.blocks.table import TOKEN_DTYPE, BlockIds, TokenIds
 from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.account import Account
+from prefold.tree.cohort import Cohort, Use
 from prefold.tree.mark import NO_MARKS, Mark
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -50,12 +51,14 @@ class Tombstone:
         at: When, on the cache's clock.
         policy: The eviction policy that chose it; None if none did.
         num_blocks: Blocks lost at and below the place.
+        cohort: Those that the last of them were used with; None if that is not known.
     """
 
     at: float
     cause: LossCause
     policy: str | None
     num_blocks: int
+    cohort: Cohort | None = None
 
 
 class Readers:
@@ -148,8 +151,10 @@ class Node:
         priority: Of two idle leaves of an account, the lower one goes first.
         is_ended: Whether its conversation has ended, so that it goes before others.
         wanted_until: Up to when a queued request is taken to be about to use it.
-        turn: How many requests' prompts, one extending the other, led to it.
-        num_new_tokens: What the request that wrote it added to what was cached.
+        cohort: The blocks it was last used with, while it waits for its next use.
+        use: How it was used last; None while it was not, yet.
+        num_forks: Requests that went on differently after it, or inside.
+        gap_s: What lay between its last two uses; None before the second.
         contents: Content keys of its first blocks, as far as somebody asked for them.
         marks: The approvals it is part of; none in nodes that belong to one domain alone.
     """
@@ -158,10 +163,12 @@ class Node:
         "_block_ids",
         "_tokens",
         "children",
+        "cohort",
         "contents",
         "count",
         "created_at",
         "expires_at",
+        "gap_s",
         "inner",
         "is_attached",
         "is_ended",
@@ -172,8 +179,8 @@ class Node:
         "last_used_at",
         "marks",
         "num_blocks",
+        "num_forks",
         "num_hits",
-        "num_new_tokens",
         "num_partial",
         "num_tokens",
         "parent",
@@ -182,7 +189,7 @@ class Node:
         "start",
         "ticket",
         "tombstones",
-        "turn",
+        "use",
         "wanted_until",
     )
 
@@ -217,8 +224,10 @@ class Node:
         self.priority = 0
         self.is_ended = False
         self.wanted_until = -math.inf
-        self.turn = 0
-        self.num_new_tokens = 0
+        self.cohort: Cohort | None = None
+        self.use: Use | None = None
+        self.num_forks = 0
+        self.gap_s: float | None = None
 
     @property
     def tokens(self) -> TokenIds:

@@ -334,6 +334,8 @@ class PrefixTree:
             raise InvariantError("only an idle node without children can be freed")
         self.unlink(node)
         self.tombstones.take_all(node)
+        if node.cohort is not None:
+            node.cohort.leave(node.num_blocks)
         self._pool.free(node.block_ids, BlockState.IDLE)
         readers.add_blocks(-node.num_blocks)
         readers.add_idle(-node.num_blocks)

@@ -32,8 +32,10 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
     upper.priority = node.priority
     upper.is_ended = node.is_ended
     upper.wanted_until = node.wanted_until
-    upper.turn = node.turn
-    upper.num_new_tokens = node.num_new_tokens
+    upper.cohort = node.cohort
+    upper.use = node.use
+    upper.num_forks = node.num_forks
+    upper.gap_s = node.gap_s
     _take_place(parent, node, upper)
     lower_contents = None
     if node.contents is not None:
@@ -67,6 +69,7 @@ def merge(node: Node) -> Node | None:
         or child.count != node.count
         or child.marks != node.marks
         or not are_kept_alike(node, child)
+        or child.cohort is not node.cohort
         or node.tombstones is not None
         or node.is_freed
     ):
@@ -84,6 +87,7 @@ def merge(node: Node) -> Node | None:
     child.created_at = min(child.created_at, node.created_at)
     child.last_used_at = max(child.last_used_at, node.last_used_at)
     child.num_hits = max(child.num_hits, node.num_hits)
+    child.num_forks = max(child.num_forks, node.num_forks)
     child.wanted_until = max(child.wanted_until, node.wanted_until)
     child.is_attached = node.is_attached
     _take_place(parent, node, child)

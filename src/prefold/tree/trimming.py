@@ -25,8 +25,14 @@ def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) 
     # Hung before the leaf goes, or its audience might be forgotten as empty.
     if key is not None and is_found:
         tombstone = Tombstone(
-            at=at, cause=LossCause.EVICTED, policy=policy, num_blocks=lost
+            at=at,
+            cause=LossCause.EVICTED,
+            policy=policy,
+            num_blocks=lost,
+            cohort=leaf.cohort,
         )
         tree.tombstones.put(keeper, key, tombstone)
     if keeper is not leaf:
+        # Its blocks stay in the cohort: they may be asked for again.
+        leaf.cohort = None
         tree.free_node(leaf)

@@ -1,4 +1,5 @@
-import dataclasses
+from collections.abc import Hashable
+from random import Random
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from prefold.errors import InvariantError
 from prefold.eviction.lru import Lru
 from prefold.eviction.policy import LeafFacts, Rank
 from prefold.eviction.queue import EvictionQueue
+from prefold.eviction.rack import MAX_DUE
 from prefold.identity.domain import Audience, AudienceKind, Domain
 from prefold.tree.account import Account
 from prefold.tree.node import Node, Readers
@@ -54,7 +56,7 @@ def test_the_least_recently_used_comes_first_and_stays_until_it_is_gone() -> Non
     old, new = leaf(1.0), leaf(2.0)
     queue = make_queue(new, old)
     assert first(queue) is old
-    assert queue.first(NOW) == (old, 1.0)
+    assert queue.first(NOW) == (old, Rank(None, 1.0))
     old.is_freed = True
     assert first(queue) is new
 
@@ -110,7 +112,7 @@ def test_a_priority_counts_across_accounts_where_that_is_wanted() -> None:
 def test_only_the_accounts_that_may_be_taken_from_are_looked_at() -> None:
     mine, theirs = leaf(2.0, ACCOUNT), leaf(1.0, OTHER)
     found = make_queue(mine, theirs).first(NOW, lambda account: account is ACCOUNT)
-    assert found == (mine, 2.0)
+    assert found == (mine, Rank(None, 2.0))
 
 
 def test_an_account_above_its_maximum_goes_first() -> None:
@@ -145,36 +147,91 @@ def test_waiting_does_not_outdo_a_priority() -> None:
 
 
 class Fading(Lru):
-    """Scores everything 10, and 0 once it was not used for 5 seconds."""
+    """Keeps leaves on one shelf, and on a worthless one once unused for 5 seconds."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.worth_by_shelf = {"new": 10.0, "old": 0.0}
 
     def rank(self, facts: LeafFacts, now: float) -> Rank:
         fades_at = facts.last_used_at + 5
-        return Rank(0.0) if now >= fades_at else Rank(10.0, fades_at)
+        if now >= fades_at:
+            return Rank("old", facts.last_used_at)
+        return Rank("new", facts.last_used_at, fades_at)
+
+    def worth(self, shelf: Hashable) -> float:
+        return self.worth_by_shelf[str(shelf)]
+
+
+def fading(now: float, *nodes: Node) -> EvictionQueue:
+    queue = EvictionQueue(Fading())
+    for node in nodes:
+        queue.push(node, now)
+    return queue
 
 
 def test_a_rank_is_asked_for_again_when_its_time_is_over() -> None:
-    queue = EvictionQueue(Fading())
     early, late = leaf(100.0), leaf(102.0)
-    for node in (late, early):
-        queue.push(node, 103.0)
-    assert queue.first(104.0) == (late, 10.0)
-    assert queue.first(105.0) == (early, 0.0)
-    assert queue.first(107.0) == (early, 0.0)
+    queue = fading(103.0, late, early)
+    found = queue.first(104.0)
+    assert found is not None
+    assert (found[0], found[1].shelf) == (early, "new")
+    found = queue.first(105.0)
+    assert found is not None
+    assert (found[0], found[1].shelf) == (early, "old")
     early.is_freed = True
-    assert queue.first(107.0) == (late, 0.0)
+    assert first(queue, 106.0) is late
     queue.check_invariants({late})
 
 
-def test_compacting_drops_stale_entries_only() -> None:
+def test_many_leaves_change_their_shelf_a_few_at_a_time() -> None:
+    nodes = [leaf(100.0 + at / 1000) for at in range(3 * MAX_DUE)]
+    queue = fading(100.5, *nodes)
+    for calls in range(1, 5):
+        assert first(queue, 200.0) is nodes[0]
+        queue.check_invariants(set(nodes))
+        [rack] = queue._racks.values()
+        num_old = sum(len(shelf) for key, shelf in rack._shelves.items() if key[1] == "old")
+        assert num_old == min(calls * MAX_DUE, len(nodes))
+    assert order(queue) == nodes
+
+
+def test_what_shelves_are_worth_is_asked_anew_when_the_policy_has_learned() -> None:
+    policy = Fading()
+    queue = EvictionQueue(policy)
+    old, new = leaf(90.0), leaf(99.0)
+    for node in (old, new):
+        queue.push(node, NOW)
+    assert first(queue) is old
+    policy.worth_by_shelf["old"] = 20.0
+    assert first(queue) is old
+    policy.version += 1
+    assert first(queue) is new
+
+
+def test_any_order_of_pushes_is_sorted() -> None:
+    dice = Random(5)  # noqa: S311 -- a test's dice
     queue = EvictionQueue(Fading())
-    nodes = [leaf(NOW + i) for i in range(3)]
+    nodes = [leaf(dice.uniform(80, 100), priority=dice.randint(-1, 1)) for _ in range(200)]
     for node in nodes:
         queue.push(node, NOW)
+        if dice.random() < 0.3:
+            node.last_used_at = dice.uniform(80, 100)
+            queue.push(node, NOW)
+    queue.check_invariants(set(nodes))
+    expected = sorted(
+        nodes, key=lambda n: (n.priority, n.last_used_at > 95, n.last_used_at)
+    )
+    assert order(queue) == expected
+
+
+def test_compacting_drops_stale_entries_only() -> None:
+    nodes = [leaf(NOW + i) for i in range(3)]
+    queue = fading(NOW, *nodes)
     for _ in range(EvictionQueue.MIN_COMPACTED):
         queue.push(nodes[0], NOW)
     queue.compact(num_nodes=3)
     assert len(queue) == 3
-    assert len(queue._reviews) == 3
     queue.check_invariants(set(nodes))
 
 
@@ -187,7 +244,8 @@ def test_a_missing_entry_is_found() -> None:
 def test_a_node_entered_twice_with_one_ticket_is_found() -> None:
     node = leaf(1.0)
     queue = make_queue(node)
-    queue._heaps[ACCOUNT].append(queue._heaps[ACCOUNT][0])
+    [shelf] = queue._racks[ACCOUNT]._shelves.values()
+    shelf.append(shelf[0])
     with pytest.raises(InvariantError, match="evictable"):
         queue.check_invariants({node})
 
@@ -195,14 +253,14 @@ def test_a_node_entered_twice_with_one_ticket_is_found() -> None:
 def test_a_leaf_in_another_account_is_found() -> None:
     node = leaf(1.0)
     queue = make_queue(node)
-    queue._heaps[OTHER] = queue._heaps.pop(ACCOUNT)
+    queue._racks[OTHER] = queue._racks.pop(ACCOUNT)
     with pytest.raises(InvariantError, match="another's account"):
         queue.check_invariants({node})
 
 
-def test_facts_are_values() -> None:
-    facts = LeafFacts(
-        created_at=1.0, last_used_at=1.0, num_hits=0, num_blocks=1, depth_tokens=0
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        facts.num_hits = 1  # type: ignore[misc]  # what the test is about
+def test_a_shelf_that_is_not_looked_at_is_found() -> None:
+    node = leaf(1.0)
+    queue = make_queue(node)
+    queue._racks[ACCOUNT]._heads.clear()
+    with pytest.raises(InvariantError, match="looked for"):
+        queue.check_invariants({node})
