@@ -23,6 +23,8 @@ MAX_LINE_BYTES = 64 * 2**20
 MAX_LISTED_PROBLEMS = 100
 
 _CHUNK_BYTES = 2**20
+#: Less, because what comes before damage is looked for byte by byte.
+_PACKED_BYTES = 2**16
 _GZIP_MAGIC = b"\x1f\x8b"
 #: zlib's word for "with a gzip header".
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -157,7 +159,7 @@ def _unzipped(file: BinaryIO) -> Iterator[bytes]:
     member = zlib.decompressobj(_GZIP_WINDOW)
     packed = b""
     while True:
-        packed = packed or file.read(_CHUNK_BYTES)
+        packed = packed or file.read(_PACKED_BYTES)
         if not packed:
             break
         if member.eof:
@@ -166,13 +168,26 @@ def _unzipped(file: BinaryIO) -> Iterator[bytes]:
             if not packed:
                 continue
             member = zlib.decompressobj(_GZIP_WINDOW)
+        before = member.copy()
         try:
             # A bound, because a small input may unpack to any length.
             chunk = member.decompress(packed, _CHUNK_BYTES)
         except zlib.error as error:
+            yield _salvaged(before, packed)
             raise _DamagedError("the gzip data is damaged from here on") from error
         packed = member.unused_data if member.eof else member.unconsumed_tail
         if chunk:
             yield chunk
     if not member.eof:
         raise _DamagedError("the gzip data ends too early, here")
+
+
+def _salvaged(member: zlib._Decompress, packed: bytes) -> bytes:
+    """Return what comes before the damage; a call that meets it returns nothing."""
+    found = bytearray()
+    try:
+        for at in range(len(packed)):
+            found += member.decompress(packed[at : at + 1], _CHUNK_BYTES)
+    except zlib.error:
+        return bytes(found)
+    return bytes(found)
