@@ -14,11 +14,13 @@ from prefold.advisor.trace import compress_ids
 from prefold.blocks.table import TOKEN_DTYPE
 
 
-def make_trace(prompts: Iterable[Sequence[int]], block_size: int = 16) -> Trace:
-    """Return a trace of these block ids, a request a second."""
+def make_trace(
+    prompts: Iterable[Sequence[int]], block_size: int = 16, seconds_apart: float = 1.0
+) -> Trace:
+    """Return a trace of these block ids."""
     requests = [
         TraceRequest(
-            arrival_s=float(number),
+            arrival_s=number * seconds_apart,
             num_prompt_tokens=len(prompt) * block_size,
             num_output_tokens=1,
             runs=compress_ids(np.array(prompt, dtype=TOKEN_DTYPE)),

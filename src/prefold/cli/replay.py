@@ -84,8 +84,8 @@ def run_replay(options: ReplayOptions) -> int:
 
 
 def _policies(text: str | None) -> list[str]:
-    names = list(POLICIES if text is None else dict.fromkeys(text.split(",")))
-    names = [name.strip() for name in names]
+    typed = POLICIES if text is None else map(str.strip, text.split(","))
+    names = list(dict.fromkeys(typed))
     for name in names:
         make_policy(name)  # refuses what there is not, and names the nearest
     return names
