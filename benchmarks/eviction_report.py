@@ -118,5 +118,10 @@ def draw_hits(hits: Sequence[Hits], policies: Sequence[str], path: Path) -> None
             panel.set_facecolor("none")
         panels[0].set_ylabel("token hit rate")
         figure.supxlabel("capacity, of distinct blocks", fontsize=8)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+        # A frame would be filled with white.
+        figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside right center",
+            frameon=False,
+        )
         figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
