@@ -18,26 +18,34 @@ from support.traces import make_trace
 
 COST = PrefillCost()
 
-LETTERS = st.lists(st.integers(0, 2), max_size=6)
-
 
 @st.composite
-def ended_prompts(draw: st.DrawFn) -> list[list[int]]:
-    """Prompts that each end in a block of their own, some of them repeated.
+def repeated_prompts(
+    draw: st.DrawFn, *, letters: int, longest: int, most: int, own_end: bool = False
+) -> list[list[int]]:
+    """A few different prompts, each asked again and again.
 
-    Where one prompt ends inside another, the tree takes the rest of that run for used as
-    well, and the naive model does not.
+    Args:
+        draw: Hypothesis's own.
+        letters: Different ids.
+        longest: Blocks of a prompt at most.
+        most: Requests at most.
+        own_end: Whether each prompt ends in a block of its own. Where one ends inside
+            another, the tree takes the rest of that run for used as well, and a naive
+            model does not.
     """
-    prompts: list[list[int]] = []
-    for number in range(draw(st.integers(1, 24))):
-        if number > 0 and draw(st.integers(0, 3)) == 0:
-            prompts.append(draw(st.sampled_from(prompts)))
-        else:
-            prompts.append([*draw(LETTERS), 100 + number])
-    return prompts
+    prompt = st.lists(st.integers(0, letters - 1), max_size=longest)
+    pool = draw(st.lists(prompt, min_size=1, max_size=most))
+    if own_end:
+        pool = [[*prompt, 100 + number] for number, prompt in enumerate(pool)]
+    order = draw(st.lists(st.integers(0, len(pool) - 1), min_size=1, max_size=most))
+    return [pool[number] for number in order]
 
 
-@given(prompts=ended_prompts(), num_blocks=st.integers(1, 20))
+@given(
+    prompts=repeated_prompts(letters=2, longest=4, most=24, own_end=True),
+    num_blocks=st.integers(3, 16),
+)
 def test_lru_hits_what_a_dict_of_prefixes_does(
     prompts: list[list[int]], num_blocks: int
 ) -> None:
@@ -52,10 +60,11 @@ def test_lru_hits_what_a_dict_of_prefixes_does(
     assert result.num_hit_tokens == sum(expected)
 
 
-SMALL_PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=6)
-
-
-@given(prompts=SMALL_PROMPTS, num_blocks=st.integers(1, 4), holds_prompts=st.booleans())
+@given(
+    prompts=repeated_prompts(letters=3, longest=3, most=8),
+    num_blocks=st.integers(1, 4),
+    holds_prompts=st.booleans(),
+)
 def test_the_bound_is_the_best_of_all_choices(
     prompts: list[list[int]],
     num_blocks: int,
@@ -68,7 +77,7 @@ def test_the_bound_is_the_best_of_all_choices(
     )
 
 
-PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=30)
+PROMPTS = repeated_prompts(letters=3, longest=8, most=30)
 
 
 @given(prompts=PROMPTS, num_blocks=st.integers(1, 16))

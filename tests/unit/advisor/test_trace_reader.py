@@ -340,6 +340,15 @@ def test_gzip_members_may_follow_one_another(tmp_path: Path) -> None:
     assert read(path, block_size=16) == ([[0, 1], [0, 1]], [])
 
 
+def test_a_missing_end_of_gzip_is_noticed_after_the_last_line(tmp_path: Path) -> None:
+    data = gzip.compress(json.dumps(GOOD).encode() + b"\n")
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(data[:-4])
+    prompts, problems = read(path, block_size=16)
+    assert prompts == [[0, 1]]
+    assert problems == [f"{path}:2: the gzip data ends too early, here"]
+
+
 def test_damaged_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     data = gzip.compress("".join(json.dumps(GOOD) + "\n" for _ in range(3)).encode())
     path = tmp_path / "a.jsonl.gz"
