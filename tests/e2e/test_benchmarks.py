@@ -134,3 +134,17 @@ def test_isolation_costs_hits_and_approving_gives_them_back(tmp_path: Path) -> N
     assert row["one_domain"] == pytest.approx(24 / 40)
     assert row["apart"] == pytest.approx(16 / 40)
     assert row["approved"] == pytest.approx(32 / 40)
+
+
+def test_policies_are_measured_and_drawn_the_same_each_time(tmp_path: Path) -> None:
+    small = ["--small", "--json", "--out"]
+    report = json.loads(_run("eviction.py", *small, str(tmp_path / "one")))
+    for row in report["hits"]:
+        assert 0 <= row["hit_rates"]["lru"] <= row["bound_holding_prompts"] <= row["bound"]
+    assert {row["cached_blocks"] for row in report["eviction_times"]} == {320, 640, 1_280}
+    assert report["time_ratios"]["lru"] >= 1
+    _run("eviction.py", *small, str(tmp_path / "two"), "--no-time")
+    for name in ("eviction-hits.md", "eviction-hits.svg"):
+        one, two = ((tmp_path / folder / name).read_text() for folder in ("one", "two"))
+        assert one == two
+        assert "chat" in one

@@ -17,5 +17,6 @@
 | ``durations`` | durations as they are typed |
 | ``demo`` and ``demo_*`` | the tour |
 | ``serve``, ``serve_app`` | the server: its configuration, and what is said of it |
+| ``replay`` and ``replay_*`` | eviction policies on a recorded trace; import no torch |
 | ``bench`` and ``bench_*`` | a load on any server, and its times; import no torch |
 """

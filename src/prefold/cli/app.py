@@ -38,6 +38,7 @@ from prefold.cli.options import (
     SamplingOptions,
 )
 from prefold.cli.quiet import quiet_libraries
+from prefold.cli.replay_app import replay
 from prefold.cli.serve_app import serve
 from prefold.cli.verify_options import VerifyOptions
 from prefold.errors import InvalidInputError
@@ -218,6 +219,7 @@ def verify(  # noqa: PLR0913 -- as above
 
 
 app.command()(serve)
+app.command()(replay)
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")

@@ -66,6 +66,11 @@ class Screen:
         self._people.print(Text(line, style=style), soft_wrap=True)
         self._people.file.flush()
 
+    def warn(self, line: str) -> None:
+        """Write what is not as it should be to standard error, as one line."""
+        self.end()
+        self._err.print(Text(line), soft_wrap=True)
+
     @property
     def _people(self) -> Console:
         return self._err if self.as_json else self._out
@@ -132,6 +137,15 @@ class Screen:
             yield
         finally:
             self.end()
+
+    @contextmanager
+    def spinner(self, what: str) -> Iterator[None]:
+        """Show on a terminal that the body takes a moment; nothing elsewhere."""
+        if not self._err.is_terminal:
+            yield
+            return
+        with self.step(what):
+            yield
 
 
 def format_bytes(num_bytes: int) -> str:
