@@ -26,9 +26,10 @@ import numpy as np
 
 from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.replay_result import ReplayResult, check_capacity, summarize
-from prefold.advisor.trace import BlockIdArray, Trace
+from prefold.advisor.trace import Trace, TraceRequest
 from prefold.blocks.table import TOKEN_DTYPE
 from prefold.cache import PrefixCache
+from prefold.cache.use_start import Recorded
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
@@ -68,12 +69,12 @@ def replay(
     """
     check_capacity(num_blocks)
     begin_at = trace.requests[0].arrival_s if trace.requests else 0.0
-    server = _Server(policy, num_blocks, begin_at)
+    server = _Server(policy, num_blocks, trace.block_size, begin_at)
     hit_blocks = np.zeros(len(trace.requests), dtype=np.int64)
     num_uncached = 0
     for number, request in enumerate(trace.requests):
         server.advance_to(request.arrival_s)
-        num_hits = server.serve(request.block_ids())
+        num_hits = server.serve(request)
         if num_hits is None:
             num_uncached += 1
         else:
@@ -100,14 +101,16 @@ _REQUESTS_A_REPORT = 64
 class _Server:
     """One cache and its clock."""
 
-    __slots__ = ("_fingerprint", "_now", "_num_blocks", "cache")
+    __slots__ = ("_block_size", "_fingerprint", "_now", "_num_blocks", "cache")
 
-    def __init__(self, policy: str, num_blocks: int, begin_at: float) -> None:
+    def __init__(
+        self, policy: str, num_blocks: int, block_size: int, begin_at: float
+    ) -> None:
         self._now = begin_at
+        self._block_size = block_size
         self._num_blocks = num_blocks
         self._fingerprint = _fingerprint_of_no_model()
-        # The one place where a trace's blocks become the cache's. What a policy is to know
-        # of real tokens and bytes a block is to be said here, from the trace's block size.
+        # The one place where a trace's blocks become the cache's.
         self.cache = PrefixCache(
             num_blocks=num_blocks, block_size=1, policy=policy, clock=lambda: self._now
         )
@@ -120,14 +123,20 @@ class _Server:
             )
         self._now = now
 
-    def serve(self, block_ids: BlockIdArray) -> int | None:
+    def serve(self, request: TraceRequest) -> int | None:
         """Serve a prompt; return the blocks it hits, or None if it is too large."""
+        block_ids = request.block_ids()
         num_blocks = len(block_ids)
         if num_blocks > self._num_blocks:
             return None
         tokens = np.concatenate([block_ids, _LAST_TOKEN])
         lease = self.cache.acquire(self._fingerprint, _DOMAIN, tokens)
         num_hits = lease.num_matched_tokens
+        lease.recorded = Recorded(
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_reply_tokens=request.num_output_tokens,
+            tokens_per_position=self._block_size,
+        )
         self.cache.reserve(lease, num_blocks)
         self.cache.commit(lease, tokens, num_blocks)
         self.cache.release(lease, tokens, num_blocks)

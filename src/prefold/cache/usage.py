@@ -16,7 +16,8 @@ from prefold.cache.use_start import Recorded, UseStart
 from prefold.eviction.policy import EvictionPolicy
 from prefold.tree.cohort import Cohort, Use
 from prefold.tree.dead import all_children
-from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.lost import asked_again
+from prefold.tree.node import LossCause, Node
 from prefold.tree.path import path_to
 
 #: A request extends another one if it begins with all of that but a block and one part in
@@ -42,12 +43,9 @@ class Usage:
         Called before the path is pinned, while it still says when it was used last.
         """
         now = found.at
-        num_known = found.num_matched_tokens
-        last = node.use
-        lost = found.lost
-        if lost is not None and lost.cause is LossCause.EVICTED and lost.cohort is not None:
-            last = lost.cohort.use
-            num_known += self._note_lost(lost, lost.cohort, len(tokens), found)
+        last, num_lost = self._note_lost(found, tokens)
+        last = node.use if last is None else last
+        num_known = found.num_matched_tokens + num_lost
         is_fork, extended = False, None
         if last is not None and num_known:
             slack = self._block_size + last.num_positions // REPLACED_SHARE
@@ -65,15 +63,21 @@ class Usage:
             num_known_positions=num_known,
         )
 
-    def _note_lost(
-        self, lost: Tombstone, cohort: Cohort, num_tokens: int, found: Survey
-    ) -> int:
-        """Return how many positions are asked for again that were evicted."""
-        size = self._block_size
-        num_rest = (num_tokens - 1) // size - found.num_matched_tokens // size
-        num_blocks = min(lost.num_blocks, num_rest)
-        self._policy.note_lost_reuse(cohort, num_blocks, found.at)
-        return num_blocks * size
+    def _note_lost(self, found: Survey, tokens: TokenIds) -> tuple[Use | None, int]:
+        """Note what is asked for again that was evicted.
+
+        Returns how the last block of it was used last, and how many positions it has.
+        """
+        lost = found.lost
+        if lost is None or lost.cause is not LossCause.EVICTED:
+            return None, 0
+        rest = tokens[found.num_matched_tokens : -1]
+        use, num_blocks = None, 0
+        for run, num_equal in asked_again(lost.lost, rest, self._block_size):
+            self._policy.note_lost_reuse(run.cohort, num_equal, found.at)
+            use = run.cohort.use
+            num_blocks += num_equal
+        return use, num_blocks * self._block_size
 
     def adopt(self, node: Node, below: Node) -> None:
         """Note that a request goes on with what others published down to ``node``."""

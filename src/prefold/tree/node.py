@@ -25,6 +25,7 @@ from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
+from prefold.tree.lost import LostRun
 from prefold.tree.mark import NO_MARKS, Mark
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -51,14 +52,14 @@ class Tombstone:
         at: When, on the cache's clock.
         policy: The eviction policy that chose it; None if none did.
         num_blocks: Blocks lost at and below the place.
-        cohort: Those that the last of them were used with; None if that is not known.
+        lost: What is remembered of them, along one path.
     """
 
     at: float
     cause: LossCause
     policy: str | None
     num_blocks: int
-    cohort: Cohort | None = None
+    lost: tuple[LostRun, ...] = ()
 
 
 class Readers:

@@ -50,7 +50,7 @@ class Tombstones:
             cause=tombstone.cause,
             policy=tombstone.policy,
             num_blocks=lost,
-            cohort=tombstone.cohort,
+            lost=tombstone.lost,
         )
         if older is None:
             key[0].num_tombstones += 1

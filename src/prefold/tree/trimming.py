@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prefold.errors import InvariantError
+from prefold.tree.lost import LostRun, joined, marks_of
 from prefold.tree.node import LossCause, Node, Tombstone
 from prefold.tree.prefix_tree import PrefixTree
 
@@ -17,6 +18,13 @@ def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) 
     num_blocks = min(num_blocks, leaf.num_blocks)
     keeper, key = leaf.parent, leaf.key
     is_found = not tree.audiences.is_dead(leaf) and not leaf.is_unmarked
+    run = None
+    if leaf.cohort is not None and not leaf.is_partial:
+        tail = leaf.tokens[leaf.num_tokens - num_blocks * tree.block_size :]
+        run = LostRun(leaf.cohort, marks_of(tail, tree.block_size))
+    # Of several paths that went on from here, the one that was lost last.
+    newest = max((leaf.tombstones or {}).values(), key=lambda it: it.at, default=None)
+    below = () if newest is None else newest.lost
     lost = num_blocks + tree.tombstones.take_all(leaf)
     if num_blocks < leaf.num_blocks:
         kept = leaf.num_blocks - num_blocks
@@ -29,7 +37,7 @@ def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) 
             cause=LossCause.EVICTED,
             policy=policy,
             num_blocks=lost,
-            cohort=leaf.cohort,
+            lost=joined(run, below),
         )
         tree.tombstones.put(keeper, key, tombstone)
     if keeper is not leaf:
