@@ -44,7 +44,7 @@ from prefold.advisor import (
 )
 from prefold.cache import PrefixCache
 from prefold.errors import InvalidInputError
-from prefold.eviction.registry import POLICIES, make_policy
+from prefold.eviction.registry import POLICIES, check_policy
 from prefold.identity.domain import Domain
 from stand_in import stand_in_fingerprint
 
@@ -174,7 +174,7 @@ def _policies(text: str | None) -> list[str]:
     if CLAIRVOYANT in names:
         raise InvalidInputError("the bound is always there and is no policy")
     for name in names:
-        make_policy(name)
+        check_policy(name)
     return names
 
 

@@ -146,8 +146,7 @@ class LeasePaths:
         self._pool.free(lease.block_ids[kept:], BlockState.PRIVATE)
         lease.is_released = True
         tree, node = lease.tree, lease.node
-        if lease.start is not None:
-            self._usage.end(node, lease.start, computed, lease.recorded)
+        self._usage.end(lease, computed)
         tree.unpin(node, lease.retention)
         if lease.retention.ends_conversation:
             tree.end_conversation(node)

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prefold.blocks.table import TokenIds
+from prefold.cache.lease import Lease
 from prefold.cache.survey import Survey
-from prefold.cache.use_start import Recorded, UseStart
+from prefold.cache.use_start import Recorded, Revived, UseStart
 from prefold.eviction.policy import EvictionPolicy
 from prefold.tree.cohort import Cohort, Use
 from prefold.tree.dead import all_children
-from prefold.tree.lost import asked_again
+from prefold.tree.lost import LostRun, asked_again
 from prefold.tree.node import LossCause, Node
 from prefold.tree.path import path_to
+from prefold.tree.prefix_tree import PrefixTree
 
 #: A request extends another one if it begins with all of that but a block and one part in
 #: so many: the end of a prompt, such as an empty last message, is often replaced.
@@ -26,7 +28,7 @@ REPLACED_SHARE = 16
 
 
 class Usage:
-    """Tells the policy. Owned by the cache."""
+    """Tells the policy, if it learns. Owned by the cache."""
 
     __slots__ = ("_block_size", "_clock", "_policy")
 
@@ -37,47 +39,60 @@ class Usage:
         self._block_size = block_size
         self._clock = clock
 
-    def begin(self, node: Node, found: Survey, tokens: TokenIds) -> UseStart:
+    def begin(self, node: Node, found: Survey, tokens: TokenIds) -> UseStart | None:
         """Note that a request is about to use everything down to ``node``. O(nodes).
 
         Called before the path is pinned, while it still says when it was used last.
         """
-        now = found.at
-        last, num_lost = self._note_lost(found, tokens)
-        last = node.use if last is None else last
-        num_known = found.num_matched_tokens + num_lost
+        if not self._policy.learns:
+            return None
+        now, lost = found.at, self._lost(found, tokens)
+        num_known = found.num_matched_tokens + self._block_size * sum(n for _, n in lost)
+        last = lost[-1][0].cohort.use if lost else node.use
         is_fork, extended = False, None
         if last is not None and num_known:
             slack = self._block_size + last.num_positions // REPLACED_SHARE
             is_fork = last.num_positions - num_known > slack
             extended = None if is_fork else last
+        revived = self._revived(found, lost, is_fork=is_fork)
         for at in path_to(node):
             at.gap_s = now - at.last_used_at
             at.num_forks += is_fork
             self._reuse(at, now)
+        for run, num_blocks in lost:
+            self._policy.note_lost_reuse(run.cohort, num_blocks, now)
         return UseStart(
             turn=0 if extended is None else extended.turn + 1,
             is_fork=is_fork,
             gap_s=None if extended is None else now - extended.at,
             num_prompt_positions=len(tokens),
             num_known_positions=num_known,
+            revived=revived,
         )
 
-    def _note_lost(self, found: Survey, tokens: TokenIds) -> tuple[Use | None, int]:
-        """Note what is asked for again that was evicted.
-
-        Returns how the last block of it was used last, and how many positions it has.
-        """
+    def _lost(self, found: Survey, tokens: TokenIds) -> list[tuple[LostRun, int]]:
+        """Return which evicted runs are asked for again, and how many blocks of each."""
         lost = found.lost
         if lost is None or lost.cause is not LossCause.EVICTED:
-            return None, 0
+            return []
         rest = tokens[found.num_matched_tokens : -1]
-        use, num_blocks = None, 0
-        for run, num_equal in asked_again(lost.lost, rest, self._block_size):
-            self._policy.note_lost_reuse(run.cohort, num_equal, found.at)
-            use = run.cohort.use
-            num_blocks += num_equal
-        return use, num_blocks * self._block_size
+        return asked_again(lost.lost, rest, self._block_size)
+
+    def _revived(
+        self, found: Survey, lost: list[tuple[LostRun, int]], *, is_fork: bool
+    ) -> tuple[Revived, ...]:
+        revived = []
+        begin = found.num_matched_tokens
+        for run, num_blocks in lost:
+            end = begin + num_blocks * self._block_size
+            num_forks = run.num_forks + is_fork
+            if num_forks:
+                gap = found.at - run.cohort.use.at
+                revived.append(
+                    Revived(begin=begin, end=end, num_forks=num_forks, gap_s=gap)
+                )
+            begin = end
+        return tuple(revived)
 
     def adopt(self, node: Node, below: Node) -> None:
         """Note that a request goes on with what others published down to ``node``."""
@@ -91,11 +106,14 @@ class Usage:
             self._policy.note_reuse(node.cohort, node.num_blocks, now)
             node.cohort = None
 
-    def end(
-        self, node: Node, start: UseStart, computed: int, recorded: Recorded | None
-    ) -> None:
-        """Note that a request that used everything down to ``node`` is over. O(nodes)."""
-        use = _use(start, computed, self._clock(), recorded)
+    def end(self, lease: Lease, computed: int) -> None:
+        """Note that a request is over, while its lease still holds its path. O(nodes)."""
+        node, start = lease.node, lease.start
+        if start is None:
+            return
+        use = _use(start, computed, self._clock(), lease.recorded)
+        for each in start.revived:
+            _revive(lease.tree, node, each)
         path = [at for at in path_to(node) if not at.readers.is_throwaway]
         tails = [it for it in all_children(node) if it.is_partial and it.use is None]
         cohort: Cohort | None = None
@@ -107,8 +125,6 @@ class Usage:
                 at.cohort = None
             at.use = use
             kind = self._policy.kind_of(use, at.num_forks, at.gap_s)
-            if kind is None:
-                continue
             if cohort is None or cohort.kind != kind:
                 cohort = Cohort(use, kind)
                 cohorts.append(cohort)
@@ -116,6 +132,24 @@ class Usage:
             at.cohort = cohort
         if cohorts:
             self._policy.note_uses(cohorts, use.at)
+
+
+def _revive(tree: PrefixTree, node: Node, revived: Revived) -> None:
+    """Let blocks that were lost and computed again have the forks that they had.
+
+    Cuts them off from what else the request has computed, which has none.
+    """
+    for at in reversed(path_to(node)):
+        if at.end <= revived.begin:
+            return
+        # What was used by others already has its own history.
+        if at.use is None and at.start < revived.end and not at.is_partial:
+            its = at
+            if its.end > revived.end:
+                its = tree.split(its, (revived.end - its.start) // tree.block_size)
+            if its.start < revived.begin:
+                tree.split(its, (revived.begin - its.start) // tree.block_size)
+            its.num_forks, its.gap_s = revived.num_forks, revived.gap_s
 
 
 def _use(start: UseStart, computed: int, now: float, recorded: Recorded | None) -> Use:

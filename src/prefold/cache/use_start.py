@@ -21,6 +21,23 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Revived:
+    """Positions that had been cached and are computed again.
+
+    Attributes:
+        begin: The first one.
+        end: The one after the last.
+        num_forks: As of the run that was lost, this request included.
+        gap_s: Since that was used last.
+    """
+
+    begin: int
+    end: int
+    num_forks: int
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UseStart:
     """What is known of a request's use of the cache when it begins.
 
@@ -28,6 +45,7 @@ class UseStart:
         turn: As in ``Use``, as are ``is_fork`` and ``gap_s``.
         num_prompt_positions: Positions of its prompt.
         num_known_positions: Of those, leading ones that are cached or were evicted.
+        revived: Of the latter, those that several requests began with.
     """
 
     turn: int
@@ -35,3 +53,4 @@ class UseStart:
     gap_s: float | None
     num_prompt_positions: int
     num_known_positions: int
+    revived: tuple[Revived, ...]

@@ -18,7 +18,7 @@ from prefold.cli.console import Screen
 from prefold.cli.replay_capacity import Capacity, parse_capacities
 from prefold.cli.replay_options import ReplayOptions
 from prefold.errors import InvalidInputError
-from prefold.eviction.registry import POLICIES, make_policy
+from prefold.eviction.registry import POLICIES, check_policy
 
 #: What the others are measured from.
 _BASELINE = "lru"
@@ -87,7 +87,7 @@ def _policies(text: str | None) -> list[str]:
     typed = POLICIES if text is None else map(str.strip, text.split(","))
     names = list(dict.fromkeys(typed))
     for name in names:
-        make_policy(name)  # refuses what there is not, and names the nearest
+        check_policy(name)  # refuses what there is not, and names the nearest
     return names
 
 

@@ -63,6 +63,11 @@ class EvictionPolicy(Protocol):
         ...
 
     @property
+    def learns(self) -> bool:
+        """Whether it wants to know how runs are used."""
+        ...
+
+    @property
     def version(self) -> int:
         """Changes whenever a shelf may be worth something else than before."""
         ...
@@ -75,8 +80,8 @@ class EvictionPolicy(Protocol):
         """Return what a leaf of that shelf is worth: the lowest goes first."""
         ...
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int | None:
-        """Return a number for how a request used a run; None from who does not learn.
+    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
+        """Return a number for how a request used a run; asked only of who learns.
 
         Args:
             use: The request's.
@@ -113,6 +118,7 @@ class FixedPolicy:
 
     __slots__ = ()
 
+    learns = False
     version = 0
 
     def worth(self, shelf: Hashable) -> float:
@@ -120,10 +126,10 @@ class FixedPolicy:
         del shelf
         return 0.0
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int | None:
+    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
         """Tell no ways of being used apart."""
         del use, num_forks, gap_s
-        return None
+        return 0
 
     def note_uses(self, cohorts: Sequence[Cohort], now: float) -> None:
         """Learn nothing."""

@@ -64,6 +64,7 @@ class Value:
     )
 
     name = "value"
+    learns = True
 
     def __init__(self, cost: PrefillCost, num_blocks: int) -> None:
         """Make one that knows nothing yet.
@@ -105,7 +106,7 @@ class Value:
 
     # -- learning ------------------------------------------------------------------
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int | None:
+    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
         """Return the number of the features' values."""
         return self._survival.kind_of(_features(use, num_forks, gap_s))
 

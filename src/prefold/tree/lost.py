@@ -29,10 +29,12 @@ class LostRun:
     Attributes:
         cohort: Those they were used with.
         marks: A number for each block, in order.
+        num_forks: Requests that had gone on differently after them.
     """
 
     cohort: Cohort
     marks: Marks
+    num_forks: int = 0
 
 
 def marks_of(tokens: TokenIds, block_size: int) -> Marks:
@@ -51,7 +53,7 @@ def joined(first: LostRun | None, rest: Iterable[LostRun]) -> tuple[LostRun, ...
     for run in rest:
         if runs and runs[-1].cohort is run.cohort:
             marks = np.concatenate([runs[-1].marks, run.marks])
-            runs[-1] = LostRun(run.cohort, marks)
+            runs[-1] = LostRun(run.cohort, marks, runs[-1].num_forks)
         else:
             runs.append(run)
     return tuple(runs[:MAX_RUNS])

@@ -89,12 +89,8 @@ class PrefixTree:
 
     def view(self, audiences: Sequence[Audience], *, is_approving: bool = False) -> View:
         """Return what a request that reads ``audiences``, wide to narrow, sees now."""
-        return View(
-            self.audiences.readable(audiences),
-            self._clock(),
-            self.audiences.born_after,
-            is_approving,
-        )
+        readable = self.audiences.readable(audiences)
+        return View(readable, self._clock(), self.audiences.born_after, is_approving)
 
     # -- pins ----------------------------------------------------------------------
 
@@ -176,10 +172,8 @@ class PrefixTree:
         """Hang a run below ``node``, where a lease ends, and move that lease to its end.
 
         Extends ``node`` in place where only this lease passes through it, nothing hangs
-        below, nothing is approved in it and it is kept no longer and no more dearly than
-        ``retention`` says; else adds a child with a count of one. O(blocks published).
-        The caller has walked before: no reachable child begins with
-        these tokens.
+        below, and it is kept and used in the same way; else adds a child with a count of
+        one. O(blocks). No reachable child may begin with these tokens.
         """
         block_size = self.block_size
         self._remove_superseded(node, readers, tokens[:block_size])
@@ -192,6 +186,7 @@ class PrefixTree:
             and not node.has_children
             and node.tombstones is None
             and not node.marks
+            and not node.num_forks
             and not self.audiences.is_dead(node)
             and is_kept_alike(node, self._clock(), retention)
         ):

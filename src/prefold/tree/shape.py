@@ -70,6 +70,7 @@ def merge(node: Node) -> Node | None:
         or child.marks != node.marks
         or not are_kept_alike(node, child)
         or child.cohort is not node.cohort
+        or bool(child.num_forks) != bool(node.num_forks)
         or node.tombstones is not None
         or node.is_freed
     ):

@@ -21,7 +21,7 @@ def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) 
     run = None
     if leaf.cohort is not None and not leaf.is_partial:
         tail = leaf.tokens[leaf.num_tokens - num_blocks * tree.block_size :]
-        run = LostRun(leaf.cohort, marks_of(tail, tree.block_size))
+        run = LostRun(leaf.cohort, marks_of(tail, tree.block_size), leaf.num_forks)
     # Of several paths that went on from here, the one that was lost last.
     newest = max((leaf.tombstones or {}).values(), key=lambda it: it.at, default=None)
     below = () if newest is None else newest.lost
