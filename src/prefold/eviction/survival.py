@@ -44,6 +44,8 @@ _NEIGHBOUR = 0.8
 #: once, and would swing otherwise.
 _DAMPING = 0.15
 _PRIOR_RATE = 0.3
+#: Next uses per second that are believed in, whatever was seen.
+_POSSIBLE = (1e-12, 1e6)
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
@@ -221,25 +223,22 @@ class Survival:
         hazards = np.tile(self._common, (len(features), 1))
         for factor, values in zip(self._factors, features.T, strict=True):
             hazards *= factor.ratio[values]
-        return hazards
+        return np.clip(hazards, *_POSSIBLE)
 
 
 def _gittins(hazards: _Floats) -> _Floats:
     """Return the index of every hazard, ``[kinds, ages]``, from the middle of each age."""
-    survives = np.exp(-hazards * _WIDTHS)
-    held = (1.0 - survives) / hazards
+    risks = hazards * _WIDTHS
+    held = -np.expm1(-risks) / hazards
     result = np.empty_like(hazards)
     for age in range(NUM_AGES):
-        here = np.exp(-hazards[:, age] * (_WIDTHS[age] / 2))
-        later = survives[:, age + 1 :].cumprod(axis=1)
-        # Alive at the end of each range from this one on, and before each.
-        alive = here[:, None] * np.concatenate([np.ones_like(here)[:, None], later], axis=1)
-        time = np.concatenate(
-            [
-                ((1.0 - here) / hazards[:, age])[:, None],
-                alive[:, :-1] * held[:, age + 1 :],
-            ],
-            axis=1,
-        ).cumsum(axis=1)
-        result[:, age] = ((1.0 - alive) / time).max(axis=1)
+        # The risk run through from here to the end of each range, this one being half over.
+        risk = risks[:, age:].copy()
+        risk[:, 0] /= 2
+        risk = risk.cumsum(axis=1)
+        time = held[:, age:].copy()
+        time[:, 0] = -np.expm1(-risk[:, 0]) / hazards[:, age]
+        # A later range is lived through only by what was not used before it.
+        time[:, 1:] *= np.exp(-risk[:, :-1])
+        result[:, age] = (-np.expm1(-risk) / time.cumsum(axis=1)).max(axis=1)
     return result
