@@ -179,7 +179,7 @@ def test_too_much_to_pin_is_no_room_and_leaves_nothing(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         body = {"prompt": list(range(9 * 16)), "domain": "acme", "label": "a"}
         response = await post(rig, "/cache/approve", {**body, "pinned": True})
-        assert "may (80 %)" in assert_error(response, 503)
+        assert "at most 8 may (max_pinned" in assert_error(response, 503)
         assert check_idle(rig.engine)["free"] == 10
 
     run(check, tmp_path, ACME, num_blocks=10)
