@@ -377,8 +377,8 @@ def test_figures_are_those_of_the_accounts(tmp_path: Path) -> None:
         for number in (1, 2):
             await leave(rig, "acme", number)
         await leave(rig, "blue", 3, cache={"domain": "blue/chat"}, cache_salt="s")
-        await done(rig, "/cache/approve", prompt=prompt(4), domain="public", label="a")
         await flood(rig, "blue", 7)
+        await done(rig, "/cache/approve", prompt=prompt(4), domain="public", label="a")
         # Computed once more, since it has gone.
         await leave(rig, "acme", 1)
         stats, seen = await stats_of(rig), await rig.samples()
@@ -387,7 +387,8 @@ def test_figures_are_those_of_the_accounts(tmp_path: Path) -> None:
         for tenant, count in {**idle, "other": stats["num_others_idle_blocks"]}.items():
             assert seen[f'prefold_tenant_idle_blocks{{tenant="{tenant}"}}'] == count
         approved = stats["num_approved_idle_blocks"]
-        assert seen["prefold_approved_idle_blocks"] == approved
+        assert seen["prefold_approved_idle_blocks"] == approved == SIZE
+        assert stats["num_others_idle_blocks"] == 0
         assert (
             total(seen, "prefold_tenant_idle_blocks") + approved == engine.cache.counts.idle
         )
