@@ -12,6 +12,7 @@ import pytest
 from prefold.errors import ModelChangedError
 from prefold.server import sharing
 from prefold.server.config import ServerConfig, TenantConfig
+from prefold.server.grants import Grants
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.served_model import ServedModel
 from prefold.server.sharing_protocol import ApproveRequest, InvalidateRequest
@@ -178,7 +179,7 @@ def test_too_much_to_pin_is_no_room_and_leaves_nothing(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         body = {"prompt": list(range(9 * 16)), "domain": "acme", "label": "a"}
         response = await post(rig, "/cache/approve", {**body, "pinned": True})
-        assert "may (80 %)" in assert_error(response, 503)
+        assert "at most 8 may (max_pinned" in assert_error(response, 503)
         assert check_idle(rig.engine)["free"] == 10
 
     run(check, tmp_path, ACME, num_blocks=10)
@@ -369,7 +370,7 @@ def test_what_was_read_for_another_model_is_read_again(tmp_path: Path) -> None:
             limits=engine.engine.config.limits,
             fingerprint=replace(parts.fingerprint, weights=b"other"),
         )
-        reader = PromptReader(other, (ACME,))
+        reader = PromptReader(other, (ACME,), Grants((ACME,)))
         for selector in ({"everything": True}, {"prompt": RULES}):
             request = InvalidateRequest.model_validate(selector)
             with pytest.raises(ModelChangedError):

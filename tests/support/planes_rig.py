@@ -22,7 +22,12 @@ from prefold.engine.config import ModelLimits, SchedulerConfig
 from prefold.engine.engine import Engine
 from prefold.engine.parts import EngineParts
 from prefold.engine.sampler import Sampler
-from prefold.server.config import PrefoldConfig, ServerConfig, TenantConfig
+from prefold.server.config import (
+    CacheConfig,
+    PrefoldConfig,
+    ServerConfig,
+    TenantConfig,
+)
 from prefold.server.credentials import AdminToken
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
@@ -48,6 +53,9 @@ class RigSettings:
     max_model_len: int = 4096
     wrap_runner: Callable[[ChainRunner], Runner] = lambda runner: runner
     cache: PrefixCache | None = None
+    #: What ``[cache]`` says, apart from sizes; without effect on a cache that is given.
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    clock: Callable[[], float] = time.monotonic
 
 
 class Rig:
@@ -100,10 +108,15 @@ async def open_rig(settings: RigSettings) -> AsyncIterator[Rig]:
     letters = [tokenizer.get_vocab()[letter] for letter in "abcdefghijklmno"]
     runner = ChainRunner(settings.num_blocks, letters)
     fingerprint = make_fingerprint(block_size=BLOCK_SIZE)
+    config, keys = _configure(settings)
     parts = EngineParts(
         cache=settings.cache
         or PrefixCache(
-            num_blocks=settings.num_blocks, block_size=BLOCK_SIZE, clock=time.monotonic
+            num_blocks=settings.num_blocks,
+            block_size=BLOCK_SIZE,
+            clock=settings.clock,
+            policy=config.cache.policy,
+            quotas=config.quotas(),
         ),
         runner=settings.wrap_runner(runner),
         sampler=Sampler(VOCAB_SIZE),
@@ -117,7 +130,6 @@ async def open_rig(settings: RigSettings) -> AsyncIterator[Rig]:
         limits=ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=settings.max_model_len),
         fingerprint=fingerprint,
     )
-    config, keys = _configure(settings)
     doors = open_doors(config)
     limits = TenantLimits(max_queued=config.server.max_queued)
     planes = make_planes(config, doors, parts, model, limits)
@@ -136,6 +148,7 @@ def _configure(settings: RigSettings) -> tuple[PrefoldConfig, Mapping[str, str]]
     config = PrefoldConfig(
         server=replace(settings.server, key_file=key_path, admin_token_file=token_path),
         engine=settings.scheduler,
+        cache=settings.cache_config,
         tenants=settings.tenants,
     )
     return config, keys

@@ -30,13 +30,13 @@ from prefold.engine.engine import Engine
 from prefold.engine.parts import EngineParts
 from prefold.engine.sampler import Sampler
 from prefold.server.admin import make_admin_app
-from prefold.server.config import ServerConfig, TenantConfig
+from prefold.server.config import ServerConfig, TenantConfig, tenant_by_domain
 from prefold.server.credentials import AdminToken, Authenticator
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
+from prefold.server.metrics import Metrics
 from prefold.server.permits import Permits
 from prefold.server.public import make_public_app
-from prefold.server.serve import make_metrics
 from prefold.server.served_model import ServedModel
 from support.asgi_call import AsgiCall
 from support.fingerprints import make_fingerprint
@@ -436,9 +436,7 @@ async def open_world(
         )
     )
     permits = Permits(Authenticator(tenants, KeyFile(keys.path)))
-    metrics = make_metrics(
-        tenant_names=[tenant.name for tenant in tenants], scheduler=scheduler
-    )
+    metrics = Metrics(tenants=tenant_by_domain(tenants), cost=parts.cache.cost)
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model_limits, scheduler=scheduler), metrics)
     )

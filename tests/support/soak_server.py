@@ -33,7 +33,7 @@ from prefold.engine.parts import EngineParts
 from prefold.engine.request import RequestOutput
 from prefold.engine.sampler import Sampler
 from prefold.server.admin import make_admin_app
-from prefold.server.config import ServerConfig, TenantConfig
+from prefold.server.config import ServerConfig, TenantConfig, tenant_by_domain
 from prefold.server.credentials import AdminToken, Authenticator
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
@@ -153,11 +153,10 @@ class Soaked:
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger()
         logging.getLogger("prefold.server.exchange").addHandler(LedgerHandler(self.ledger))
-        metrics = LedgerMetrics(
-            tenants=TENANTS, min_prefill_tokens=SCHEDULER.max_running + 1
-        )
-        metrics.ledger = self.ledger
         parts = make_parts()
+        tenants = [TenantConfig(name=name, max_concurrent=18) for name in TENANTS]
+        metrics = LedgerMetrics(tenants=tenant_by_domain(tenants), cost=parts.cache.cost)
+        metrics.ledger = self.ledger
         limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
         model = ServedModel(
             name=MODEL,
@@ -176,7 +175,6 @@ class Soaked:
             max_body_bytes=MAX_BODY_BYTES,
             max_queued=SCHEDULER.max_queued,
         )
-        tenants = [TenantConfig(name=name, max_concurrent=18) for name in TENANTS]
         key_file = KeyFile(directory / "keys.json")
         self.keys = {name: key_file.create(name).text for name in TENANTS}
         self.token = AdminToken.generate()

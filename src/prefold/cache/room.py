@@ -63,6 +63,11 @@ class Room:
         self.num_evictions = 0
         self.num_evicted_blocks = 0
 
+    @property
+    def quotas(self) -> Quotas:
+        """What is whose, to be read only."""
+        return self._quotas
+
     def num_available(self, domain: Domain) -> int:
         """Return how many blocks a request of ``domain`` could have at this moment."""
         return self._num_available(self._quotas.of_domain(domain))

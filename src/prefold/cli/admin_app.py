@@ -152,6 +152,13 @@ def warm(  # noqa: PLR0913 -- its options, each by name
     messages_file: MessagesFile = None,
     tenant: Tenant = None,
     domain: DomainBelow = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option(help="How long it is kept unused: 90s, 12h. [default: the tenant's]"),
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="From -100 to 100; lower ones go first. [default: 0]")
+    ] = None,
     url: Url = None,
     token_file: TokenFile = None,
     config: Config = None,
@@ -162,7 +169,12 @@ def warm(  # noqa: PLR0913 -- its options, each by name
         action=AdminAction.WARM,
         place=AdminPlace(url=url, token_file=token_file, config=config),
         as_json=as_json,
-        fields={"tenant": tenant, "domain": domain},
+        fields={
+            "tenant": tenant,
+            "domain": domain,
+            "ttl_s": parse_seconds("--ttl", ttl),
+            "priority": priority,
+        },
         prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
     )
     return _run(options)

@@ -18,6 +18,8 @@ _PIPE_WIDTH = 400
 #: What text of prompts must not do to a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
+_SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
+
 #: Of a run's text, in characters.
 _SHOWN_TEXT = 40
 
@@ -44,6 +46,8 @@ def show(action: AdminAction, document: _Document) -> None:
         case _:
             table = _pairs(document)
     _print(table)
+    if action is AdminAction.STATS and (shares := _rows(document, "shares")):
+        _print(_columns(shares, _SHARE))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
 
@@ -61,6 +65,8 @@ def _rows(document: _Document, name: str) -> Sequence[_Document]:
 def _flat(document: _Document) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in document.items():
+        if name == "shares":
+            continue  # a table of their own
         if isinstance(value, dict):
             flat |= {f"{name} {inner}": it for inner, it in value.items()}
         else:
@@ -122,7 +128,8 @@ def _cell(value: object) -> Text:
         case bool():
             shown = "yes" if value else "no"
         case float():
-            shown = f"{value:.1f}"
+            # What a token takes is far below a second.
+            shown = f"{value:.2g}" if 0 < value < 1 else f"{value:.1f}"
         case int():
             shown = f"{value:,}"
         case list():

@@ -22,6 +22,10 @@ CacheMemory = Annotated[
 CacheBlocks = Annotated[
     int | None, typer.Option(min=1, help="Blocks of cached KV, instead of a memory size.")
 ]
+CachePolicy = Annotated[
+    str | None,
+    typer.Option(help="What goes first when blocks run out: lru, lfu ... [default: lru]"),
+]
 BlockSize = Annotated[int, _BLOCK_SIZE]
 Dtype = Annotated[
     str | None, typer.Option(help="Of the computation: float32, bfloat16 ...")

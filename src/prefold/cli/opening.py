@@ -15,6 +15,7 @@ from prefold.cli.options import ModelOptions
 from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
+from prefold.eviction.registry import DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,7 @@ def _settings(options: ModelOptions) -> ModelSettings:
         num_threads=options.threads,
         device=options.device,
         position_offset=options.position_offset,
+        eviction_policy=options.cache_policy or DEFAULT_POLICY,
         rehash=options.rehash,
     )
 

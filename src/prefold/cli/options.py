@@ -12,12 +12,14 @@ class ModelOptions:
     Attributes:
         model: A directory or a hub id; ``None`` is the demo model.
         cache_memory: A size such as "4GiB".
+        cache_policy: Name of the eviction policy.
         rehash: Digest the weights again instead of trusting what is remembered.
     """
 
     model: str | None = None
     cache_memory: str | None = None
     cache_blocks: int | None = None
+    cache_policy: str | None = None
     block_size: int = 16
     dtype: str | None = None
     device: str = "cpu"

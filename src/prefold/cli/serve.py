@@ -81,16 +81,15 @@ def _model(config: ModelConfig, options: ServeOptions) -> ModelConfig:
 
 
 def _cache(config: CacheConfig, options: ServeOptions) -> CacheConfig:
-    block_size = _or(options.block_size, config.block_size)
-    if options.cache_memory is None and options.cache_blocks is None:
-        return replace(config, block_size=block_size)
-    # Either of the two replaces both of the file.
-    return replace(
+    config = replace(
         config,
-        memory=options.cache_memory,
-        blocks=options.cache_blocks,
-        block_size=block_size,
+        block_size=_or(options.block_size, config.block_size),
+        policy=options.cache_policy or config.policy,
     )
+    if options.cache_memory is None and options.cache_blocks is None:
+        return config
+    # Either of the two replaces both of the file.
+    return replace(config, memory=options.cache_memory, blocks=options.cache_blocks)
 
 
 def _server(config: ServerConfig, options: ServeOptions) -> ServerConfig:

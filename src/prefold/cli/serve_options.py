@@ -25,6 +25,7 @@ class ServeOptions:
     served_name: str | None
     cache_memory: str | None
     cache_blocks: int | None
+    cache_policy: str | None
     block_size: int | None
     dtype: str | None
     device: str | None

@@ -21,6 +21,7 @@ The token is asked for before routing, so that a route added later is behind it 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Security
@@ -43,10 +44,11 @@ from prefold.server.admin_protocol import (
     TimingReply,
     TreeReply,
     WarmReply,
+    WarmRequest,
 )
 from prefold.server.attendance import while_wanted
 from prefold.server.body import BodyReader, body_size
-from prefold.server.config import ServerConfig
+from prefold.server.config import ServerConfig, TenantConfig, tenant_by_domain
 from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ExchangeLayer
@@ -105,8 +107,8 @@ def make_admin_app(
     # For the document only: it is the gate that asks for the token.
     guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
     models = CurrentModel(engine, model)
-    readers = PerModel(models, lambda model: PromptReader(model, tenants))
-    guarded.include_router(_figures_router(engine, models, config))
+    readers = PerModel(models, lambda model: PromptReader(model, tenants, permits.grants))
+    guarded.include_router(_figures_router(engine, models, config, tenants))
     guarded.include_router(_metrics_router(engine, metrics))
     timeout_s = config.request_timeout_s
     guarded.include_router(_cache_router(engine, readers, timeout_s))
@@ -163,9 +165,13 @@ def _open_router(engine: AsyncEngine) -> APIRouter:
 
 
 def _figures_router(
-    engine: AsyncEngine, models: CurrentModel, config: ServerConfig
+    engine: AsyncEngine,
+    models: CurrentModel,
+    config: ServerConfig,
+    tenants: Iterable[TenantConfig],
 ) -> APIRouter:
     router = APIRouter(responses=ERROR_RESPONSES)
+    names = tenant_by_domain(tenants)
 
     @router.get("/health")
     async def health() -> HealthReply:
@@ -177,7 +183,7 @@ def _figures_router(
     @router.get("/cache/stats")
     async def stats() -> StatsReply:
         """Return the cache's and the engine's figures."""
-        return await operations.read_stats(engine, models.get())
+        return await operations.read_stats(engine, models.get(), names)
 
     @router.get("/cache/tree", response_model=TreeReply)
     async def tree(
@@ -240,7 +246,7 @@ def _cache_router(
     router = APIRouter(responses=ERROR_RESPONSES)
 
     @router.post("/cache/warm")
-    async def warm(request: PromptRequest, http: Request) -> WarmReply:
+    async def warm(request: WarmRequest, http: Request) -> WarmReply:
         """Compute prompts now, so that later requests hit them."""
 
         async def work(reader: PromptReader) -> WarmReply:

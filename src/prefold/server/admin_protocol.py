@@ -7,7 +7,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from prefold.server.protocol import DomainPath, ReplyModel, StrictModel
+from prefold.server.protocol import (
+    CachePriority,
+    DomainPath,
+    ReplyModel,
+    StrictModel,
+    TtlSeconds,
+)
 from prefold.server.protocol_chat import Messages, Tools
 from prefold.server.protocol_prompts import Prompts
 
@@ -46,6 +52,15 @@ class PromptRequest(StrictModel):
         | None
     ) = None
     """As their requests will give it."""
+
+
+class WarmRequest(PromptRequest):
+    """Prompts that are computed now, and how what is left of them is kept."""
+
+    ttl_s: TtlSeconds | None = None
+    """As ``cache.ttl_s`` of their requests."""
+    priority: CachePriority = 0
+    """As ``cache.priority`` of their requests."""
 
 
 class EmptyRequest(StrictModel):
@@ -110,6 +125,29 @@ class BlockFigures(ReplyModel):
     total: int
 
 
+class ShareFigures(ReplyModel):
+    """What one tenant has of the idle blocks, and may have."""
+
+    tenant: str | None
+    """Null for a domain with a share that is no tenant's."""
+    domain: str
+    idle_blocks: int
+    """Those included that nobody finds any more and that are not freed yet."""
+    reserved_blocks: int
+    """Idle blocks that nobody else's need takes."""
+    max_idle_blocks: int
+    """Above it, its own go at once."""
+
+
+class CostFigures(ReplyModel):
+    """What prefill takes, fitted to the last steps."""
+
+    token_s: float
+    """Seconds for a token at the beginning of a prompt."""
+    depth_s: float
+    """Seconds more for each 1,000 tokens before it."""
+
+
 class StatsReply(ReplyModel):
     """Figures of one moment; counters are sums since the start."""
 
@@ -124,6 +162,16 @@ class StatsReply(ReplyModel):
     num_approvals: int
     num_pinned_blocks: int
     """Of all blocks, those that approvals keep from eviction."""
+    max_pinned_blocks: int
+    policy: str
+    """What goes first when blocks run out."""
+    shares: list[ShareFigures]
+    num_others_idle_blocks: int
+    """Of whoever has no share."""
+    num_approved_idle_blocks: int
+    """Of approved prefixes, which are nobody's alone."""
+    prefill_cost: CostFigures | None
+    """Null before enough of it was measured."""
     num_evictions: int
     num_evicted_blocks: int
     num_steps: int
@@ -134,6 +182,10 @@ class StatsReply(ReplyModel):
     num_admissions: int
     num_preemptions: int
     num_failed_steps: int
+    num_regretted_tokens: int
+    """Prompt tokens computed that had been cached before, and were evicted."""
+    regretted_prefill_s: float
+    """What computing those took, as far as it is known."""
 
 
 class Run(ReplyModel):

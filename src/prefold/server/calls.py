@@ -24,6 +24,7 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
+from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.server.config import ServerConfig
 from prefold.server.credentials import Caller
@@ -287,10 +288,13 @@ class Desk:
         """Whether it never will again."""
         return self._engine.is_broken
 
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the cache memory holds."""
-        return self._engine.engine.num_cache_tokens
+    def capacity_tokens(self, caller: Caller) -> int:
+        """Return how many tokens of cache memory a request of the caller can count on."""
+        # Read beside the engine's thread: whole numbers, and what they were a step ago.
+        cache = self._engine.engine.cache
+        num_pinned = cache.approved.num_pinned_blocks
+        num_blocks = cache.room.capacity(Domain(caller.tenant.domain), num_pinned)
+        return num_blocks * cache.block_size
 
     async def open(self, plan: CallPlan, exchange: Exchange, receive: Receive) -> OpenCall:
         """Have the engine take a call in, all of it or nothing.

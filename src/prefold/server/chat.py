@@ -12,9 +12,10 @@ from starlette.responses import Response
 from prefold.blocks.table import TokenIds
 from prefold.engine.prompt import encode_prompt
 from prefold.server.body import body_size
-from prefold.server.calls import CallPlan, Desk, PromptPlan
+from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
 from prefold.server.chat_reply import ChatReply
 from prefold.server.chat_template import ChatTemplate, to_conversation
+from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError
 from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import TokenTexts
@@ -59,7 +60,7 @@ class ChatRoute:
         exchange = exchange_of(http)
         n = self._check(request)
         token_ids = await run_sized(body_size(http), lambda: self._encode(request))
-        plan = self._plan(request, token_ids, n)
+        plan = self._plan(request, token_ids, n, caller_of(exchange))
         options = request.stream_options
         reply = ChatReply(
             self._heads.make("chatcmpl"),
@@ -97,13 +98,15 @@ class ChatRoute:
         )
         return encode_prompt(token_ids, None, self._model.limits)
 
-    def _plan(self, request: ChatRequest, token_ids: TokenIds, n: int) -> CallPlan:
+    def _plan(
+        self, request: ChatRequest, token_ids: TokenIds, n: int, caller: Caller
+    ) -> CallPlan:
         num_prompt_tokens = len(token_ids)
         room = self._model.limits.max_model_len - num_prompt_tokens
         stated = self._stated_tokens(request)
         if stated is None:
             # One token is spare, and no more is asked for than could ever be held.
-            fitting = self._desk.capacity_tokens - num_prompt_tokens - 1
+            fitting = self._desk.capacity_tokens(caller) - num_prompt_tokens - 1
             max_tokens = max(1, min(room, fitting))
             num_reserved = min(max_tokens, _UNSTATED_TOKENS)
         else:

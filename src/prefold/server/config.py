@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,12 +16,16 @@ from typing import TypeGuard
 
 from prefold.engine.config import SchedulerConfig, parse_memory
 from prefold.errors import ConfigError, InvalidInputError
+from prefold.eviction.quota import MAX_FIXED, QuotaSettings, Share
+from prefold.eviction.registry import DEFAULT_POLICY, check_policy
 from prefold.identity.domain import PUBLIC, Domain
 
 #: Of a JSON body, at most; Python's own reader gives up somewhere above.
 MAX_DEPTH_LIMIT = 200
 #: Choices of one request, at most.
 MAX_N_LIMIT = 128
+#: Seconds that an entry may be kept unused, at most: a year.
+MAX_TTL_S = 31_536_000.0
 
 _MAX_QUEUED = 1024
 _MAX_PORT = 65_535
@@ -75,12 +79,23 @@ class CacheConfig:
         blocks: The same as a number of blocks; only one of the two may be given.
         block_size: Token positions in a block.
         kv_dtype: Of the cached KV; None for the model's.
+        policy: Name of the eviction policy: what goes first when blocks run out.
+        ttl_s: Seconds after its last use in which an entry may be reused, where neither
+            request nor tenant says; None for as long as there is room.
+        max_pinned: Of all blocks, what pinned approvals may take, as far as tenants have
+            not reserved it.
+        ranks_across: Whether the cache priority of a request counts against other
+            tenants' entries, too.
     """
 
     memory: str | int | None = None
     blocks: int | None = None
     block_size: int = 16
     kv_dtype: str | None = None
+    policy: str = DEFAULT_POLICY
+    ttl_s: float | None = None
+    max_pinned: float = MAX_FIXED
+    ranks_across: bool = False
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
@@ -90,6 +105,10 @@ class CacheConfig:
         if self.blocks is not None:
             _check_whole("blocks", self.blocks, 1, _MAX_COUNT)
         _check_whole("block_size", self.block_size, 1, 2**20)
+        check_policy(self.policy)
+        _check_ttl(self.ttl_s)
+        _check_share("max_pinned", self.max_pinned, most=MAX_FIXED)
+        _check_flag("ranks_across", self.ranks_across)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +182,11 @@ class TenantConfig:
         may_write: Whether they may leave anything behind.
         approved: Paths of the domains whose approved prefixes they may read, each the
             tenant's own, above it or below; None for all that they could.
+        cache_reserved: Of all blocks, what it keeps of idle ones whatever others need.
+        cache_max: Of all blocks, what it may have of idle ones; more goes at once.
+        ttl_s: Seconds after their last use in which its entries may be reused, unless a
+            request says less; None leaves it to the request, and then to the section
+            ``[cache]``.
     """
 
     name: str
@@ -173,6 +197,9 @@ class TenantConfig:
     may_read: bool = True
     may_write: bool = True
     approved: tuple[str, ...] | None = None
+    cache_reserved: float = 0.0
+    cache_max: float = 1.0
+    ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         check_tenant_name(self.name)
@@ -193,13 +220,20 @@ class TenantConfig:
         if self.tokens_per_minute is not None:
             _check_whole("tokens_per_minute", self.tokens_per_minute, 1, _MAX_COUNT)
         for name, flag in (("may_read", self.may_read), ("may_write", self.may_write)):
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name} must be true or false, got {_show(flag)}")
+            _check_flag(name, flag)
         share = self.queue_share
         if not _is_number(share) or not 0 < share <= 1:
             raise ConfigError(f"queue_share must be above 0 and at most 1, got {share!r}")
         for path in self.approved or ():
             self._check_approved(path)
+        _check_share("cache_reserved", self.cache_reserved)
+        _check_share("cache_max", self.cache_max)
+        if self.cache_reserved > self.cache_max:
+            raise ConfigError(
+                f"cache_reserved, {self.cache_reserved:g}, is above cache_max, "
+                f"{self.cache_max:g}; lower the one or raise the other"
+            )
+        _check_ttl(self.ttl_s)
 
     def _check_approved(self, path: str) -> None:
         # A name that means nothing here was meant to be another one.
@@ -223,8 +257,9 @@ class PrefoldConfig:
             only from the same machine.
 
     Raises:
-        ConfigError: Two tenants have a name or a domain in common, or there are none and
-            the public plane could be reached from another machine.
+        ConfigError: Two tenants have a name or a domain in common, or reserve too much of
+            the cache together, or there are none and the public plane could be reached
+            from another machine.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -255,6 +290,34 @@ class PrefoldConfig:
                 f"without [[tenants]] nobody needs a key, so host must be 127.0.0.1, "
                 f"got {self.server.host!r}; configure tenants to be reached from elsewhere"
             )
+        try:
+            self.quotas()
+        except ConfigError as exc:
+            raise ConfigError(f"the tenants' cache_reserved do not fit: {exc}") from exc
+
+    def quotas(self) -> QuotaSettings:
+        """Return what is whose of the blocks.
+
+        Every tenant has a share, if only one that reserves nothing and allows all of it:
+        the priority of a request ranks inside its own share alone.
+        """
+        return QuotaSettings(
+            shares=tuple(
+                Share(
+                    domain=Domain(tenant.domain),
+                    reserved=tenant.cache_reserved,
+                    maximum=tenant.cache_max,
+                )
+                for tenant in self.tenants
+            ),
+            max_pinned=self.cache.max_pinned,
+            ranks_across=self.cache.ranks_across,
+        )
+
+
+def tenant_by_domain(tenants: Iterable[TenantConfig]) -> Mapping[str, str]:
+    """Return the tenants' names by the paths of their domains."""
+    return {tenant.domain: tenant.name for tenant in tenants}
 
 
 def check_tenant_name(name: object) -> None:
@@ -298,6 +361,26 @@ def _check_seconds(name: str, value: object, *, least: float) -> None:
             f"{name} must be a number of seconds from {least:g} to {_MAX_SECONDS:g}, "
             f"got {_show(value)}"
         )
+
+
+def _check_ttl(value: object) -> None:
+    if value is None:
+        return
+    if not _is_number(value) or not 0 < value <= MAX_TTL_S:
+        raise ConfigError(
+            f"ttl_s must be a number of seconds above 0 and at most {MAX_TTL_S:.0f}, a "
+            f"year, got {_show(value)}"
+        )
+
+
+def _check_share(name: str, value: object, *, most: float = 1.0) -> None:
+    if not _is_number(value) or not 0 <= value <= most:
+        raise ConfigError(f"{name} must be from 0 to {most:g}, got {_show(value)}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got {_show(value)}")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

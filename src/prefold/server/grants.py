@@ -2,17 +2,20 @@
 
 The one place where a tenant and a wish become the engine's options. A wish only narrows::
 
-    tenant      acme             may read, may write       approved: public, acme
-    wish        acme/search      read, not write           approved: acme
-    granted     acme/search      read, not write           approved: acme
+    tenant      acme          may read, may write    approved: public, acme    at most 1 h
+    wish        acme/search   read, not write        approved: acme            24 h
+    granted     acme/search   read, not write        approved: acme            1 h
+
+but for its priority, which ranks it inside its own tenant's share.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from prefold.cache import Access
+from prefold.cache import Access, Retention
 from prefold.engine.config import RequestOptions
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import Domain
@@ -30,6 +33,10 @@ class CacheWish:
         read: Whether to reuse anything.
         write: Whether to leave anything behind.
         approved: Paths of the domains whose approved prefixes to read; None for all.
+        ttl_s: Seconds after its last use in which its KV may be reused; None for the
+            tenant's.
+        priority: Of two idle entries of the tenant, the lower one goes first.
+        ends_conversation: Whether nothing is expected to follow.
         domain_field: Which field of the request gave the domain.
     """
 
@@ -38,6 +45,9 @@ class CacheWish:
     read: bool = True
     write: bool = True
     approved: Sequence[str] | None = None
+    ttl_s: float | None = None
+    priority: int = 0
+    ends_conversation: bool = False
     domain_field: str = "cache.domain"
 
 
@@ -46,11 +56,16 @@ class Grants:
 
     Args:
         tenants: All that are served.
+        ttl_s: Seconds that KV is kept unused where neither tenant nor request says; None
+            for as long as there is room.
     """
 
-    __slots__ = ("_foreign",)
+    __slots__ = ("_foreign", "_ttl_s")
 
-    def __init__(self, tenants: Iterable[TenantConfig]) -> None:
+    def __init__(
+        self, tenants: Iterable[TenantConfig], *, ttl_s: float | None = None
+    ) -> None:
+        self._ttl_s = ttl_s
         domains = {tenant.name: Domain(tenant.domain) for tenant in tenants}
         # Other tenants' domains inside of a tenant's own.
         self._foreign = {
@@ -64,33 +79,43 @@ class Grants:
         Raises:
             HttpError: It asks for a domain that is not its tenant's.
         """
-        options = operator_options(tenant, wish)
+        options = self.operator_options(tenant, wish)
         for foreign in self._foreign.get(tenant.name, ()):
             if options.domain.is_within(foreign):
                 raise _not_allowed(tenant, wish)
         return options
 
+    def operator_options(self, tenant: TenantConfig, wish: CacheWish) -> RequestOptions:
+        """Return the same for an operator, who may name what other tenants have below.
 
-def operator_options(tenant: TenantConfig, wish: CacheWish) -> RequestOptions:
-    """Return the same for an operator, who may name what other tenants have below.
+        Raises:
+            HttpError: The domain is outside the tenant's.
+        """
+        salt = None if wish.salt is None else wish.salt.encode()
+        try:
+            domain = Domain(tenant.domain).narrowed_to(wish.domain, salt)
+        except InvalidInputError as error:
+            raise _not_allowed(tenant, wish) from error
+        return RequestOptions(
+            domain=domain,
+            access=Access(
+                read=tenant.may_read and wish.read,
+                write=tenant.may_write and wish.write,
+                approved=_common(tenant.approved, wish.approved),
+            ),
+            retention=Retention(
+                ttl_s=self._ttl_of(tenant, wish),
+                priority=wish.priority,
+                ends_conversation=wish.ends_conversation,
+            ),
+            tenant=tenant.name,
+        )
 
-    Raises:
-        HttpError: The domain is outside the tenant's.
-    """
-    salt = None if wish.salt is None else wish.salt.encode()
-    try:
-        domain = Domain(tenant.domain).narrowed_to(wish.domain, salt)
-    except InvalidInputError as error:
-        raise _not_allowed(tenant, wish) from error
-    return RequestOptions(
-        domain=domain,
-        access=Access(
-            read=tenant.may_read and wish.read,
-            write=tenant.may_write and wish.write,
-            approved=_common(tenant.approved, wish.approved),
-        ),
-        tenant=tenant.name,
-    )
+    def _ttl_of(self, tenant: TenantConfig, wish: CacheWish) -> float:
+        stated = [ttl_s for ttl_s in (tenant.ttl_s, wish.ttl_s) if ttl_s is not None]
+        if stated:
+            return min(stated)
+        return math.inf if self._ttl_s is None else self._ttl_s
 
 
 def _common(

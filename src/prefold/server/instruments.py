@@ -5,15 +5,16 @@ Labels take values from fixed lists only: nothing that a client wrote ever becom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from prefold.cache import CostFit
 from prefold.server.hits import HitClass
-from prefold.server.snapshot import EngineSnapshot
+from prefold.server.snapshot import DEPTH_TOKENS, EngineSnapshot, QuotasOfPool
 
 #: Stands for tenants, routes and statuses that are not on the list.
 OTHER = "other"
@@ -24,6 +25,9 @@ _FIRST_TOKEN = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0),
 )
 _NEXT_TOKEN = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 5.0)
+
+
+_TENANT = ("tenant",)
 
 
 class Outcome(Enum):
@@ -43,12 +47,18 @@ class SnapshotGauges(Collector):
         snapshot: What the next scrape shows; None where the engine cannot be asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Mapping[str, str]) -> None:
+        """Show nothing yet.
+
+        Args:
+            tenants: The names that may become labels, by the paths of their domains.
+        """
+        self._tenants = dict(tenants)
         self.snapshot: EngineSnapshot | None = None
 
     def describe(self) -> Iterable[Metric]:
         """Return the families without samples, for the registry to know the names."""
-        return self._families()
+        return (*self._families(), *_share_families(), *_cost_families())
 
     def collect(self) -> Iterator[Metric]:
         blocks, pinned, approvals, queue, running, alive = self._families()
@@ -66,6 +76,26 @@ class SnapshotGauges(Collector):
         queue.add_metric([], self.snapshot.num_waiting)
         running.add_metric([], self.snapshot.num_running)
         yield from (blocks, pinned, approvals, queue, running)
+        yield from self._shares(self.snapshot.quotas)
+        yield from _costs(self.snapshot.cost)
+
+    def _shares(self, quotas: QuotasOfPool) -> Iterator[Metric]:
+        idle, approved, reserved, most = _share_families()
+        # Shares of domains that are no tenant's, if there are any, count as one.
+        num_idle = {OTHER: quotas.num_others_idle}
+        for share in quotas.shares:
+            label = self._tenants.get(share.domain)
+            if label is None:
+                num_idle[OTHER] += share.num_idle
+                continue
+            # A tenant that has that name stands in the same line.
+            num_idle[label] = num_idle.get(label, 0) + share.num_idle
+            reserved.add_metric([label], share.num_reserved)
+            most.add_metric([label], share.max_idle)
+        for label, count in num_idle.items():
+            idle.add_metric([label], count)
+        approved.add_metric([], quotas.num_approved_idle)
+        yield from (idle, approved, reserved, most)
 
     def _families(self) -> tuple[GaugeMetricFamily, ...]:
         return (
@@ -92,12 +122,63 @@ class SnapshotGauges(Collector):
         )
 
 
+def _share_families() -> tuple[GaugeMetricFamily, ...]:
+    return (
+        GaugeMetricFamily(
+            "prefold_tenant_idle_blocks",
+            "Of all idle blocks, those that count for a tenant; other is everybody else.",
+            labels=_TENANT,
+        ),
+        GaugeMetricFamily(
+            "prefold_approved_idle_blocks",
+            "Of all idle blocks, those of approved prefixes, which are no tenant's.",
+        ),
+        GaugeMetricFamily(
+            "prefold_tenant_reserved_blocks",
+            "Idle blocks of a tenant that nobody else's need takes.",
+            labels=_TENANT,
+        ),
+        GaugeMetricFamily(
+            "prefold_tenant_max_idle_blocks",
+            "Idle blocks that a tenant may have.",
+            labels=_TENANT,
+        ),
+    )
+
+
+def _cost_families() -> tuple[GaugeMetricFamily, ...]:
+    return (
+        GaugeMetricFamily(
+            "prefold_prefill_token_seconds",
+            "Seconds that computing one token takes at the beginning of a prompt, fitted "
+            "to the last steps; missing before there were enough.",
+        ),
+        GaugeMetricFamily(
+            "prefold_prefill_depth_seconds",
+            "Seconds that a token takes beyond that for each 1,000 tokens before it.",
+        ),
+    )
+
+
+def _costs(fit: CostFit | None) -> Iterator[Metric]:
+    token, depth = _cost_families()
+    if fit is not None:
+        token.add_metric([], fit.per_token)
+        depth.add_metric([], DEPTH_TOKENS * fit.per_pair)
+    yield from (token, depth)
+
+
 class Instruments:
     """All metrics, in a registry of their own. Owned by ``Metrics``."""
 
-    def __init__(self, tenants: Iterable[str]) -> None:
+    def __init__(self, tenants: Mapping[str, str]) -> None:
+        """Begin at zero.
+
+        Args:
+            tenants: The names that may become labels, by the paths of their domains.
+        """
         self.registry = CollectorRegistry()
-        self.gauges = SnapshotGauges()
+        self.gauges = SnapshotGauges(tenants)
         self.registry.register(self.gauges)
         self.requests = self._counter(
             "prefold_requests_total",
@@ -152,10 +233,18 @@ class Instruments:
         )
         self.seconds_saved = self._counter(
             "prefold_prefill_seconds_saved_total",
-            "An estimate: hit tokens times the seconds that prefill takes per token. The "
-            "latter is measured: time over tokens of the last 256 steps that computed "
-            "more tokens than sequences may run, so prompts among them. Hits before the "
-            "first such step are added when it comes.",
+            "An estimate: what computing the hit tokens would have taken at their depth, "
+            "by a fit to the last steps that computed prompts. Hits before the first fit "
+            "are added when it is there.",
+        )
+        self.regretted_tokens = self._counter(
+            "prefold_regretted_tokens_total",
+            "Prompt tokens computed that had been cached before, and were evicted.",
+        )
+        self.regretted_seconds = self._counter(
+            "prefold_regretted_prefill_seconds_total",
+            "An estimate by the same fit: what computing those took; none before there is "
+            "one.",
         )
         self.evicted_blocks = self._counter(
             "prefold_evicted_blocks_total", "Idle blocks dropped to make room."
@@ -173,7 +262,7 @@ class Instruments:
             "Values that no metric could take, such as negative counts. They were left "
             "out, and their requests completed.",
         )
-        self._begin_at_zero(tenants)
+        self._begin_at_zero(sorted(tenants.values()))
 
     def _begin_at_zero(self, tenants: Iterable[str]) -> None:
         """Show every series from the start: a rate needs the zero before the first one."""
@@ -199,6 +288,3 @@ class Instruments:
         buckets: tuple[float, ...],
     ) -> Histogram:
         return Histogram(name, meaning, labels, buckets=buckets, registry=self.registry)
-
-
-_TENANT = ("tenant",)

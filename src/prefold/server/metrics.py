@@ -12,16 +12,16 @@ a scrape     ``render``, with a snapshot taken on the engine's thread
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from prometheus_client import Counter, Histogram, generate_latest
 
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import FinishReason, RequestOutput, Usage
+from prefold.eviction.cost import PrefillCost, num_pairs
 from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
 from prefold.server.observer import ExchangeId, Plane
-from prefold.server.prefill_price import PrefillPrice
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
 
@@ -46,21 +46,23 @@ class Metrics:
         timings: Of the last requests; used on the event loop only.
     """
 
-    def __init__(self, *, tenants: Iterable[str], min_prefill_tokens: int) -> None:
+    def __init__(self, *, tenants: Mapping[str, str], cost: PrefillCost) -> None:
         """Begin at zero.
 
         Args:
-            tenants: The names that may become labels.
-            min_prefill_tokens: A step of so many tokens computes prompts: one more than
-                sequences may run.
+            tenants: The names that may become labels, by the paths of their domains.
+            cost: What prefill takes; read on the engine's thread only.
         """
-        self._tenants = frozenset(tenants)
-        self._instruments = Instruments(sorted(self._tenants))
-        self._price = PrefillPrice(min_tokens=min_prefill_tokens)
-        # Hits that came before the price was known.
-        self._num_unpriced_tokens = 0
-        self._num_evicted_blocks = 0
-        self._num_preemptions = 0
+        self._tenants = frozenset(tenants.values())
+        self._instruments = Instruments(tenants)
+        self._cost = cost
+        # Hits that came before the cost was known: tokens, and pairs of one with another
+        # before it.
+        self._unpriced = (0, 0.0)
+        self._num_evicted_blocks = 0.0
+        self._num_preemptions = 0.0
+        self._num_regretted_tokens = 0.0
+        self._regretted_s = 0.0
         self.timings = RecentTimings()
 
     # -- the engine ----------------------------------------------------------------
@@ -74,9 +76,8 @@ class Metrics:
         mine.steps.inc()
         mine.step_seconds.inc(seconds)
         mine.computed_tokens.inc(num_computed_tokens)
-        self._price.note(seconds, num_computed_tokens)
-        if self._num_unpriced_tokens:
-            self._price_hits(0)
+        # The engine tells the cost about a step before it tells anybody else.
+        self._price_hits()
 
     def on_finished(self, output: RequestOutput, options: RequestOptions) -> None:
         """Note that a sequence ended."""
@@ -127,6 +128,14 @@ class Metrics:
             self._num_preemptions = self._follow(
                 mine.preemptions, self._num_preemptions, snapshot.num_preemptions
             )
+            self._num_regretted_tokens = self._follow(
+                mine.regretted_tokens,
+                self._num_regretted_tokens,
+                snapshot.num_regretted_tokens,
+            )
+            self._regretted_s = self._follow(
+                mine.regretted_seconds, self._regretted_s, snapshot.regretted_s
+            )
         return generate_latest(mine.registry)
 
     # -- inside --------------------------------------------------------------------
@@ -140,18 +149,22 @@ class Metrics:
             mine.query_tokens.labels(tenant=label).inc(usage.prompt_tokens)
             mine.hit_tokens.labels(tenant=label).inc(usage.cached_tokens)
             mine.hit_length.observe(usage.cached_tokens)
-            self._price_hits(usage.cached_tokens)
+            tokens, pairs = self._unpriced
+            pairs += num_pairs(0, usage.cached_tokens)
+            self._unpriced = (tokens + usage.cached_tokens, pairs)
+            self._price_hits()
 
-    def _price_hits(self, num_tokens: int) -> None:
-        self._num_unpriced_tokens += num_tokens
-        price = self._price.seconds_per_token
-        if price is not None:
-            self._add(self._instruments.seconds_saved, self._num_unpriced_tokens * price)
-            self._num_unpriced_tokens = 0
+    def _price_hits(self) -> None:
+        tokens, pairs = self._unpriced
+        fit = self._cost.fit
+        if tokens and fit is not None:
+            saved_s = fit.per_token * tokens + fit.per_pair * pairs
+            self._add(self._instruments.seconds_saved, saved_s)
+            self._unpriced = (0, 0.0)
 
-    def _follow(self, counter: Counter, before: int, now: int) -> int:
+    def _follow(self, counter: Counter, before: float, now: float) -> float:
         """Let a counter of ours grow as one of the engine's did; return its new value."""
-        if not _is_count(now) or now < before:
+        if not _is_amount(now) or now < before:
             self._note_error()
             return before
         counter.inc(now - before)

@@ -6,10 +6,10 @@ Whatever touches the engine runs on its thread, between two steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefold.blocks.table import TokenIds
-from prefold.cache import CacheListing, ListedRun, ListingBounds, Lookup
+from prefold.cache import CacheListing, CostFit, ListedRun, ListingBounds, Lookup
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
@@ -19,10 +19,12 @@ from prefold.identity.fingerprint import Fingerprint
 from prefold.server.admin_protocol import (
     BlockFigures,
     ChoiceTimes,
+    CostFigures,
     FoundPrompt,
     LookupReply,
     QueueReply,
     Run,
+    ShareFigures,
     StatsReply,
     TimingReply,
     TreeReply,
@@ -32,7 +34,7 @@ from prefold.server.admin_protocol import (
 from prefold.server.errors import HttpError
 from prefold.server.hits import hit_class
 from prefold.server.served_model import ServedModel
-from prefold.server.snapshot import take_snapshot
+from prefold.server.snapshot import DEPTH_TOKENS, ShareOfPool, take_snapshot
 from prefold.server.timings import MAX_REQUESTS, ChoiceTiming, RecentTimings
 
 #: Computes a prompt and makes no reply.
@@ -133,8 +135,15 @@ async def look_up(
     )
 
 
-async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
+async def read_stats(
+    engine: AsyncEngine, model: ServedModel, tenants: Mapping[str, str]
+) -> StatsReply:
     """Return the figures of this moment.
+
+    Args:
+        engine: Whose.
+        model: The one that is served.
+        tenants: Names of tenants by the paths of their domains.
 
     Raises:
         EngineStoppedError: The engine cannot be asked.
@@ -158,6 +167,12 @@ async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
         num_leases=now.cache.num_leases,
         num_approvals=now.num_approvals,
         num_pinned_blocks=now.num_pinned_blocks,
+        max_pinned_blocks=now.quotas.max_pinned,
+        policy=now.policy,
+        shares=[_share(each, tenants) for each in now.quotas.shares],
+        num_others_idle_blocks=now.quotas.num_others_idle,
+        num_approved_idle_blocks=now.quotas.num_approved_idle,
+        prefill_cost=None if now.cost is None else _cost(now.cost),
         num_evictions=now.cache.num_evictions,
         num_evicted_blocks=now.cache.num_evicted_blocks,
         num_steps=now.num_steps,
@@ -167,7 +182,23 @@ async def read_stats(engine: AsyncEngine, model: ServedModel) -> StatsReply:
         num_admissions=now.num_admissions,
         num_preemptions=now.num_preemptions,
         num_failed_steps=now.num_failed_steps,
+        num_regretted_tokens=now.num_regretted_tokens,
+        regretted_prefill_s=now.regretted_s,
     )
+
+
+def _share(share: ShareOfPool, tenants: Mapping[str, str]) -> ShareFigures:
+    return ShareFigures(
+        tenant=tenants.get(share.domain),
+        domain=share.domain,
+        idle_blocks=share.num_idle,
+        reserved_blocks=share.num_reserved,
+        max_idle_blocks=share.max_idle,
+    )
+
+
+def _cost(fit: CostFit) -> CostFigures:
+    return CostFigures(token_s=fit.per_token, depth_s=DEPTH_TOKENS * fit.per_pair)
 
 
 async def read_tree(

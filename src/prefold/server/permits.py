@@ -49,15 +49,22 @@ class Permit:
 class Permits:
     """Gives permits for calls. Used by both planes, on one event loop.
 
-    Args:
+    Attributes:
         authenticator: Who is let in, and as which tenant.
+        grants: What each tenant's requests may do.
     """
 
-    __slots__ = ("_given", "_grants", "authenticator")
+    __slots__ = ("_given", "authenticator", "grants")
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, *, ttl_s: float | None = None) -> None:
+        """Give none yet.
+
+        Args:
+            authenticator: Who is let in, and as which tenant.
+            ttl_s: As ``Grants`` takes it.
+        """
         self.authenticator = authenticator
-        self._grants = Grants(authenticator.tenants)
+        self.grants = Grants(authenticator.tenants, ttl_s=ttl_s)
         # Whoever holds one is a call that has not ended; nobody has to give it back.
         self._given: WeakSet[Permit] = WeakSet()
 
@@ -69,7 +76,7 @@ class Permits:
             HttpError: It asks for a domain that is not its tenant's.
         """
         self.authenticator.check(caller)
-        permit = Permit(self._grants.options(caller.tenant, wish))
+        permit = Permit(self.grants.options(caller.tenant, wish))
         self._given.add(permit)
         return permit
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from prefold.blocks.table import TokenIds
 from prefold.engine.config import RequestOptions
 from prefold.engine.prompt import encode_prompt
-from prefold.server.admin_protocol import PromptRequest
+from prefold.server.admin_protocol import PromptRequest, WarmRequest
 from prefold.server.chat_template import ChatTemplate, Conversation, to_conversation
 from prefold.server.config import TenantConfig
 from prefold.server.errors import HttpError
-from prefold.server.grants import CacheWish, operator_options
+from prefold.server.grants import CacheWish, Grants
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol_prompts import split_prompts
@@ -23,15 +24,18 @@ from prefold.server.sharing_protocol import PrefixRequest
 class PromptReader:
     """Makes prompts of one model and any tenant. Used on one event loop."""
 
-    __slots__ = ("_encoder", "_limits", "_template", "_tenants", "fingerprint")
+    __slots__ = ("_encoder", "_grants", "_limits", "_template", "_tenants", "fingerprint")
 
-    def __init__(self, model: ServedModel, tenants: Sequence[TenantConfig]) -> None:
+    def __init__(
+        self, model: ServedModel, tenants: Sequence[TenantConfig], grants: Grants
+    ) -> None:
         #: Of the model.
         self.fingerprint = model.fingerprint
         self._limits = model.limits
         self._encoder = PromptEncoder(model.tokenizer, model.limits)
         self._template = ChatTemplate(model.tokenizer)
         self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._grants = grants
 
     async def read(
         self, request: PromptRequest, size: int
@@ -50,7 +54,9 @@ class PromptReader:
         wish = CacheWish(
             domain=request.domain, salt=request.cache_salt, domain_field="domain"
         )
-        options = operator_options(self._tenant(request.tenant), wish)
+        if isinstance(request, WarmRequest):
+            wish = replace(wish, ttl_s=request.ttl_s, priority=request.priority)
+        options = self._grants.operator_options(self._tenant(request.tenant), wish)
         encode = partial(self._encode, request, awaits_reply=True)
         return await run_sized(size, encode), options
 

@@ -24,6 +24,8 @@ from pydantic_core import PydanticCustomError
 
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import MAX_PATH_LENGTH, Domain
+from prefold.server.config import MAX_TTL_S
+from prefold.tree.retention import MAX_PRIORITY
 
 _MAX_SALT_BYTES = 256
 _SEED_LIMIT = 2**63
@@ -117,6 +119,10 @@ _Path = Annotated[
 DomainPath = Annotated[_Path, explained(_NO_PATH)]
 
 
+TtlSeconds = Annotated[float, Field(gt=0, le=MAX_TTL_S)]
+CachePriority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+
+
 class CacheFields(StrictModel):
     """What a request may do with cached KV: at most what its tenant may."""
 
@@ -130,11 +136,13 @@ class CacheFields(StrictModel):
         Annotated[list[_Path], Field(max_length=64)] | None, explained(_NO_PATHS)
     ] = None
     """Whose approved prefixes it may read, of those it could; all if left out."""
-    ttl_s: Annotated[
-        None,
-        explained("is not supported yet; leave it out, entries go when room is needed"),
-    ] = None
-    priority: Annotated[None, explained("is not supported yet; leave it out")] = None
+    ttl_s: TtlSeconds | None = None
+    """Seconds after its last use in which what it uses and leaves behind may be reused, at
+    most the tenant's; the tenant's if left out."""
+    priority: CachePriority = 0
+    """Of two idle entries of its tenant, the lower one goes first."""
+    ends_conversation: bool = False
+    """Whether nothing is expected to follow: what only it uses goes before all else."""
 
 
 class StreamOptions(StrictModel):
@@ -228,6 +236,11 @@ class GenerationRequest(StrictModel):
     """Accepted and not used."""
     prompt_cache_key: str | None = None
     """A hint which requests belong together. Equal prefixes are found without it."""
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "in-memory", "24h"] | None,
+        explained("must be 'in_memory' or '24h'; cache.ttl_s takes any time"),
+    ] = None
+    """'24h' is ``cache.ttl_s`` of a day; 'in_memory' says nothing about time."""
     service_tier: Annotated[
         Literal["auto", "default", "flex", "scale", "priority"] | None,
         explained("must be 'auto', 'default', 'flex', 'scale' or 'priority'"),

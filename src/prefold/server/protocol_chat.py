@@ -184,10 +184,6 @@ class ChatRequest(GenerationRequest):
     verbosity: Annotated[None, explained("is not supported; leave it out")] = None
     web_search_options: Annotated[None, explained("is not supported; leave it out")] = None
     moderation: Annotated[None, explained("is not supported; leave it out")] = None
-    prompt_cache_retention: Annotated[
-        Literal["in_memory", "in-memory"] | None,
-        explained("must be 'in_memory': entries go when room is needed"),
-    ] = None
 
 
 class TopLogprob(ReplyModel):

@@ -11,6 +11,8 @@ from prefold.server.protocol import CacheFields, GenerationRequest
 #: OpenAI's, where a request does not say.
 _DEFAULT_TEMPERATURE = 1.0
 
+_DAY_S = 86_400.0
+
 
 def to_params(
     request: GenerationRequest,
@@ -48,7 +50,11 @@ def to_params(
 
 
 def to_wish(request: GenerationRequest) -> CacheWish:
-    """Return what a request asks of the cache."""
+    """Return what a request asks of the cache.
+
+    Raises:
+        HttpError: It says in two ways how long its KV is kept.
+    """
     cache = request.cache or CacheFields()
     return CacheWish(
         domain=cache.domain,
@@ -56,7 +62,24 @@ def to_wish(request: GenerationRequest) -> CacheWish:
         read=cache.read,
         write=cache.write,
         approved=cache.approved,
+        ttl_s=_ttl_of(request),
+        priority=cache.priority,
+        ends_conversation=cache.ends_conversation,
     )
+
+
+def _ttl_of(request: GenerationRequest) -> float | None:
+    ttl_s = None if request.cache is None else request.cache.ttl_s
+    if request.prompt_cache_retention != "24h":
+        return ttl_s
+    if ttl_s is not None and ttl_s != _DAY_S:
+        raise HttpError(
+            400,
+            "prompt_cache_retention '24h' and cache.ttl_s say how long in two ways; send "
+            "one",
+            param="prompt_cache_retention",
+        )
+    return _DAY_S
 
 
 def check_common(request: GenerationRequest, *, max_n: int) -> int:
@@ -70,6 +93,7 @@ def check_common(request: GenerationRequest, *, max_n: int) -> int:
     n = 1 if request.n is None else request.n
     if n > max_n:
         raise HttpError(400, f"n must be at most {max_n}", param="n")
+    _ttl_of(request)  # refuses before a long prompt is read
     return n
 
 

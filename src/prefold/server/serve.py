@@ -19,7 +19,7 @@ from types import FrameType
 
 from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.async_engine import AsyncEngine
-from prefold.engine.config import EngineConfig, SchedulerConfig
+from prefold.engine.config import EngineConfig
 from prefold.engine.demo_model import SMOLLM2, SetupProgress
 from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
@@ -27,7 +27,7 @@ from prefold.engine.parts import EngineParts
 from prefold.engine.row_probe import Exactness
 from prefold.server.admin import make_admin_app
 from prefold.server.announcement import Announcement
-from prefold.server.config import PrefoldConfig
+from prefold.server.config import PrefoldConfig, tenant_by_domain
 from prefold.server.credentials import AdminToken, Authenticator, default_token_path
 from prefold.server.keys import KeyFile, default_key_path
 from prefold.server.limits import TenantLimits
@@ -134,10 +134,9 @@ def make_planes(
         limits: Of the tenants; None makes them.
     """
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
-    permits = Permits(doors.authenticator)
-    metrics = make_metrics(
-        tenant_names=[tenant.name for tenant in doors.authenticator.tenants],
-        scheduler=scheduler,
+    permits = Permits(doors.authenticator, ttl_s=config.cache.ttl_s)
+    metrics = Metrics(
+        tenants=tenant_by_domain(doors.authenticator.tenants), cost=parts.cache.cost
     )
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)
@@ -157,11 +156,6 @@ def make_planes(
     )
 
 
-def make_metrics(*, tenant_names: list[str], scheduler: SchedulerConfig) -> Metrics:
-    """Return metrics that begin at zero, for an engine with these limits."""
-    return Metrics(tenants=tenant_names, min_prefill_tokens=scheduler.max_running + 1)
-
-
 def model_settings(config: PrefoldConfig) -> ModelSettings:
     """Return what the sections ``[model]`` and ``[cache]`` say about loading."""
     model, cache = config.model, config.cache
@@ -175,6 +169,8 @@ def model_settings(config: PrefoldConfig) -> ModelSettings:
         num_threads=model.num_threads,
         device=model.device,
         position_offset=model.position_offset,
+        eviction_policy=cache.policy,
+        quotas=config.quotas(),
         rehash=model.rehash,
     )
 

@@ -105,6 +105,9 @@ def test_a_prefix_is_approved_found_listed_and_withdrawn(
         stats = await shell("cache", "stats")
         assert "pinned blocks" in stats
         assert "blocks idle" in stats
+        [acme] = [line for line in stats.splitlines() if line.split()[:1] == ["acme"]]
+        assert len(acme.split()) == len(("tenant", "domain", "idle", "reserved", "max"))
+        assert "'tenant'" not in stats
         again = await shell(*approve[:-1], "chat", "--messages-file", str(chat))
         assert "chat" in again
         receipt = await shell.json("cache", "withdraw", made["id"])
@@ -122,7 +125,10 @@ def test_what_is_cached_is_shown_and_dropped(
 ) -> None:
     async def check(shell: Shell) -> None:
         async def fill() -> None:
-            warmed = await shell("cache", "warm", "-p", RULES, "--tenant", "acme")
+            warm = ["cache", "warm", "-p", RULES, "--tenant", "acme"]
+            refused = await shell.fail(*warm, "--priority", "101")
+            assert "priority must be" in refused
+            warmed = await shell(*warm, "--ttl", "90s", "--priority", "-5")
             assert "hit tokens" in warmed
 
         async def dropped(*arguments: str) -> int:

@@ -25,6 +25,7 @@ max_model_len = 100
 [cache]
 memory = "1GiB"
 block_size = 32
+policy = "lfu"
 
 [server]
 host = "127.0.0.2"
@@ -65,7 +66,7 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     config = resolve_config(options(config=file(tmp_path)))
     assert config.model.source == "file-model"
     assert config.model.served_name == "file-name"
-    assert config.cache.memory == "1GiB"
+    assert (config.cache.memory, config.cache.policy) == ("1GiB", "lfu")
     assert config.server.port == 1000
 
 
@@ -78,6 +79,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
             dtype="float32",
             max_model_len=50,
             cache_blocks=7,
+            cache_policy="lru",
             block_size=8,
             host="127.0.0.3",
             port=0,
@@ -91,7 +93,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert (config.model.num_threads, config.model.rehash) == (3, True)
     # One of the two sizes replaces the other as well.
     assert (config.cache.memory, config.cache.blocks) == (None, 7)
-    assert config.cache.block_size == 8
+    assert (config.cache.block_size, config.cache.policy) == (8, "lru")
     assert (config.server.host, config.server.port) == ("127.0.0.3", 0)
     assert config.server.admin_port == 0
 
@@ -122,6 +124,7 @@ def test_with_tenants_any_address_may_be_used(tmp_path: Path) -> None:
         ["--cache-memory", "lots"],
         ["--cache-memory", "1GiB", "--cache-blocks", "3"],
         ["--max-model-len", "1"],
+        ["--cache-policy", "lruu"],
     ],
 )
 def test_bad_options_are_a_sentence(

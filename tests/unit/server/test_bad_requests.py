@@ -84,8 +84,25 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "a" * 1_000_000}, "cache_salt"),
     ({"cache": True}, "cache"),
     ({"cache": {"read": 1}}, "cache.read"),
-    ({"cache": {"ttl_s": 5}}, "cache.ttl_s"),
-    ({"cache": {"priority": 5}}, "cache.priority"),
+    ({"cache": {"ttl_s": 0}}, "cache.ttl_s"),
+    ({"cache": {"ttl_s": -1}}, "cache.ttl_s"),
+    ({"cache": {"ttl_s": 31_536_001}}, "cache.ttl_s"),
+    ({"cache": {"ttl_s": "5"}}, "cache.ttl_s"),
+    ({"cache": {"ttl_s": True}}, "cache.ttl_s"),
+    ({"cache": {"ttl_s": [5]}}, "cache.ttl_s"),
+    ({"cache": {"priority": 101}}, "cache.priority"),
+    ({"cache": {"priority": -101}}, "cache.priority"),
+    ({"cache": {"priority": 0.5}}, "cache.priority"),
+    ({"cache": {"priority": True}}, "cache.priority"),
+    ({"cache": {"priority": "high"}}, "cache.priority"),
+    ({"cache": {"ends_conversation": 1}}, "cache.ends_conversation"),
+    ({"cache": {"ends_conversation": "yes"}}, "cache.ends_conversation"),
+    ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
+    ({"prompt_cache_retention": 86_400}, "prompt_cache_retention"),
+    (
+        {"prompt_cache_retention": "24h", "cache": {"ttl_s": 86_401}},
+        "prompt_cache_retention",
+    ),
     ({"cache": {"colour": 5}}, "cache.colour"),
     ({"user": 5}, "user"),
     ({"metadata": {"a": 1}}, "metadata"),
@@ -194,7 +211,6 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"verbosity": "low"}, "verbosity"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
     ({"prompt": "a"}, "prompt"),
 ]
 
@@ -396,6 +412,7 @@ def test_harmless_fields_are_taken() -> None:
         "stream_options": None,
         "cache": None,
         "cache_salt": None,
+        "prompt_cache_retention": "in_memory",
         "seed": 5,
     }
     chat: dict[str, Any] = {
@@ -407,7 +424,6 @@ def test_harmless_fields_are_taken() -> None:
         "audio": None,
         "functions": None,
         "reasoning_effort": None,
-        "prompt_cache_retention": "in_memory",
         "max_completion_tokens": 2,
         "max_tokens": 2,
     }

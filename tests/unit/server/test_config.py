@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from prefold.cache import NO_QUOTAS, QuotaSettings, Share
 from prefold.errors import ConfigError
+from prefold.identity.domain import Domain
 from prefold.server.config import (
     LOCAL_TENANT,
     CacheConfig,
@@ -116,6 +118,17 @@ def test_flags_that_are_none(name: str) -> None:
         {"queue_share": 1.01},
         {"queue_share": float("nan")},
         {"queue_share": True},
+        {"cache_reserved": -0.1},
+        {"cache_reserved": 1.1},
+        {"cache_reserved": float("nan")},
+        {"cache_max": 1.1},
+        {"cache_max": True},
+        {"ttl_s": 0},
+        {"ttl_s": -1},
+        {"ttl_s": True},
+        {"ttl_s": float("inf")},
+        {"ttl_s": float("nan")},
+        {"ttl_s": 31_536_001},
     ],
 )
 def test_senseless_limits_of_a_tenant(values: Mapping[str, float]) -> None:
@@ -185,6 +198,50 @@ def test_senseless_settings_of_the_cache() -> None:
         CacheConfig(blocks=0)
     with pytest.raises(ConfigError, match="block_size must be"):
         CacheConfig(block_size=0)
+    with pytest.raises(ConfigError, match="policy 'lro'; did you mean 'lru'"):
+        CacheConfig(policy="lro")
+    with pytest.raises(ConfigError, match="ttl_s must be a number of seconds above 0"):
+        CacheConfig(ttl_s=0)
+    for share in (-0.1, 0.81, float("nan"), True):
+        with pytest.raises(ConfigError, match=r"max_pinned must be from 0 to 0\.8"):
+            CacheConfig(max_pinned=share)
+    with pytest.raises(ConfigError, match="ranks_across must be true or false"):
+        CacheConfig(ranks_across=1)  # type: ignore[arg-type]
+
+
+def test_a_tenant_reserves_no_more_than_it_may_have() -> None:
+    with pytest.raises(ConfigError, match=r"^tenant 'a': cache_reserved, 0\.5, is above"):
+        TenantConfig(name="a", cache_reserved=0.5, cache_max=0.4)
+    assert TenantConfig(name="a", cache_reserved=0.4, cache_max=0.4).cache_max == 0.4
+    assert TenantConfig(name="a", cache_max=0).cache_reserved == 0
+
+
+def test_tenants_reserve_no_more_together_than_leaves_room() -> None:
+    one = TenantConfig(name="a", cache_reserved=0.3)
+    half = TenantConfig(name="b", cache_reserved=0.5)
+    assert PrefoldConfig(tenants=(one, half)).tenants == (one, half)
+    more = TenantConfig(name="b", cache_reserved=0.6)
+    with pytest.raises(ConfigError, match=r"do not fit: 90% .* at most 80%"):
+        PrefoldConfig(tenants=(one, more))
+
+
+def test_every_tenant_has_a_share_of_its_own() -> None:
+    config = PrefoldConfig(
+        cache=CacheConfig(max_pinned=0.25, ranks_across=True),
+        tenants=(
+            TenantConfig(name="a", domain="x/a", cache_reserved=0.2, cache_max=0.6),
+            TenantConfig(name="b"),
+        ),
+    )
+    assert config.quotas() == QuotaSettings(
+        shares=(
+            Share(domain=Domain("x/a"), reserved=0.2, maximum=0.6),
+            Share(domain=Domain("b"), reserved=0.0, maximum=1.0),
+        ),
+        max_pinned=0.25,
+        ranks_across=True,
+    )
+    assert PrefoldConfig().quotas() == NO_QUOTAS
 
 
 def test_tenants_share_neither_name_nor_domain() -> None:

@@ -51,6 +51,10 @@ def test_every_section_becomes_its_class(path: Path) -> None:
         [cache]
         memory = "4GiB"
         block_size = 32
+        policy = "lfu"
+        ttl_s = 3600
+        max_pinned = 0.5
+        ranks_across = true
         [engine]
         max_step_tokens = 256
         max_running = 8
@@ -72,6 +76,9 @@ def test_every_section_becomes_its_class(path: Path) -> None:
         may_read = true
         may_write = false
         approved = ["public", "globex"]
+        cache_reserved = 0.25
+        cache_max = 1
+        ttl_s = 90.5
         """,
     )
     assert config == PrefoldConfig(
@@ -82,7 +89,14 @@ def test_every_section_becomes_its_class(path: Path) -> None:
             max_model_len=4096,
             rehash=True,
         ),
-        cache=CacheConfig(memory="4GiB", block_size=32),
+        cache=CacheConfig(
+            memory="4GiB",
+            block_size=32,
+            policy="lfu",
+            ttl_s=3600,
+            max_pinned=0.5,
+            ranks_across=True,
+        ),
         engine=SchedulerConfig(max_step_tokens=256, max_running=8, max_queued=10),
         server=ServerConfig(
             host="0.0.0.0",  # noqa: S104 -- with tenants
@@ -101,6 +115,9 @@ def test_every_section_becomes_its_class(path: Path) -> None:
                 queue_share=0.25,
                 may_write=False,
                 approved=("public", "globex"),
+                cache_reserved=0.25,
+                cache_max=1,
+                ttl_s=90.5,
             ),
         ),
     )
@@ -138,6 +155,10 @@ def test_paths_are_relative_to_the_file(
         ('[[tenants]]\nname = "a"\nmay_raed = true', "did you mean may_read?"),
         ('[[tenants]]\nname = "a"\nis_cached = true', "has no setting is_cached"),
         ('[[tenants]]\nname = "a"\naproved = []', "did you mean approved?"),
+        ('[[tenants]]\nname = "a"\ncache_reserve = 0.1', "did you mean cache_reserved?"),
+        ("[cache]\nttl = 5", "[cache] has no setting ttl; did you mean ttl_s?"),
+        ("[server]\nttl_s = 5", "ttl_s; it belongs below [cache]"),
+        ("[cache]\npolicy = 'lfuu'", "[cache] there is no eviction policy 'lfuu'; did you"),
         (
             '[[tenants]]\nname = "acme"\napproved = ["public", "acne"]',
             "approved names 'acne', whose approved prefixes no request of 'acme' can read;",
@@ -174,6 +195,21 @@ def test_unknown_names_are_refused_with_the_nearest_known(
         ("[server]\nport = 8001", "two planes need two ports"),
         ("[cache]\nmemory = 1.5", "memory must be a text in quotes or a whole number"),
         ("[cache]\nmemory = 'x'", "[cache] 'x' is no memory size"),
+        ("[cache]\npolicy = 3", "[cache] policy must be a text in quotes, got a whole"),
+        ("[cache]\nttl_s = '1h'", "[cache] ttl_s must be a number, got a text"),
+        ("[cache]\nttl_s = inf", "[cache] ttl_s must be a number of seconds above 0"),
+        ("[cache]\nmax_pinned = 0.9", "[cache] max_pinned must be from 0 to 0.8, got 0.9"),
+        ("[cache]\nranks_across = 1", "[cache] ranks_across must be true or false, got"),
+        ("[[tenants]]\nname = 'a'\ncache_max = 2", "cache_max must be from 0 to 1, got 2"),
+        (
+            "[[tenants]]\nname = 'a'\ncache_reserved = 0.5\ncache_max = 0.1",
+            "cache_reserved, 0.5, is above cache_max, 0.1; lower the one or raise",
+        ),
+        ("[[tenants]]\nname = 'a'\nttl_s = 0", "tenant 'a': ttl_s must be a number of"),
+        (
+            "[[tenants]]\nname='a'\ncache_reserved=0.5\n[[tenants]]\nname='b'\ncache_reserved=0.4",
+            "the tenants' cache_reserved do not fit: 90% of the cache is reserved, and at",
+        ),
         ("[engine]\nmax_running = 0", "[engine] max_running must be"),
         ("[engine]\nmax_running = 512", "[engine] max_step_tokens (512) must be larger"),
         ("server = 3", "server stands"),

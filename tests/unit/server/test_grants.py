@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
+from prefold.cache import KEEP, Retention
 from prefold.identity.domain import Domain
 from prefold.server.config import LOCAL_TENANT, TenantConfig
 from prefold.server.errors import HttpError
-from prefold.server.grants import CacheWish, Grants, operator_options
+from prefold.server.grants import CacheWish, Grants
 
 ACME = TenantConfig(name="acme")
 SEARCH = TenantConfig(name="search", domain="acme/search")
@@ -98,12 +100,46 @@ def test_approved_domains_are_those_that_both_name(
     assert access.approved == (None if found is None else frozenset(found))
 
 
+@pytest.mark.parametrize(
+    ("default", "longest", "wished", "found"),
+    [
+        (None, None, None, math.inf),
+        (None, None, 5.0, 5.0),
+        (None, 60.0, None, 60.0),
+        (None, 60.0, 5.0, 5.0),
+        (None, 60.0, 86_400.0, 60.0),
+        (30.0, None, None, 30.0),
+        # A default is no bound, and a tenant's own time wins over it.
+        (30.0, None, 86_400.0, 86_400.0),
+        (30.0, 60.0, None, 60.0),
+        (90.0, 60.0, None, 60.0),
+        (30.0, 60.0, 45.0, 45.0),
+    ],
+)
+def test_a_time_to_live_is_bounded_by_the_tenants_alone(
+    default: float | None, longest: float | None, wished: float | None, found: float
+) -> None:
+    tenant = TenantConfig(name="acme", ttl_s=longest)
+    grants, wish = Grants((tenant,), ttl_s=default), CacheWish(ttl_s=wished)
+    assert grants.options(tenant, wish).retention.ttl_s == found
+    assert grants.operator_options(tenant, wish).retention.ttl_s == found
+
+
+def test_how_dearly_kv_is_kept_is_the_requests_own_to_say() -> None:
+    assert GRANTS.options(ACME, CacheWish()).retention == KEEP
+    wish = CacheWish(priority=-7, ends_conversation=True)
+    kept = GRANTS.options(ACME, wish).retention
+    assert kept == Retention(priority=-7, ends_conversation=True)
+    # Who is served first is another matter.
+    assert GRANTS.options(ACME, wish).priority == 0
+
+
 def test_an_operator_names_anything_below_and_nothing_outside() -> None:
     wish = CacheWish(domain="acme/search/x", domain_field="domain")
-    assert operator_options(ACME, wish).domain == Domain("acme/search/x")
+    assert GRANTS.operator_options(ACME, wish).domain == Domain("acme/search/x")
     for path in ("public", "globex"):
         with pytest.raises(HttpError, match="domain must be 'acme'"):
-            operator_options(ACME, CacheWish(domain=path, domain_field="domain"))
+            GRANTS.operator_options(ACME, CacheWish(domain=path, domain_field="domain"))
 
 
 def test_no_salt_is_shown() -> None:

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefold.blocks.pool import BlockCounts
-from prefold.cache import NO_CACHE, CacheSnapshot
+from prefold.cache import NO_CACHE, CacheSnapshot, CostFit, PrefillCost
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import FinishReason
+from prefold.eviction.cost import num_pairs
 from prefold.server.metrics import Metrics
 from prefold.server.observer import ExchangeId, Plane
-from prefold.server.snapshot import EngineSnapshot
+from prefold.server.snapshot import EngineSnapshot, QuotasOfPool, ShareOfPool
 from support.outputs import make_output
 from support.planes_rig import parse_metrics, total
 
@@ -33,6 +34,17 @@ CACHE = CacheSnapshot(
 )
 SNAPSHOT = EngineSnapshot(
     cache=CACHE,
+    policy="lru",
+    quotas=QuotasOfPool(
+        shares=(
+            ShareOfPool(domain="acme", num_idle=11, num_reserved=12, max_idle=13),
+            ShareOfPool(domain="blue/chat", num_idle=21, num_reserved=22, max_idle=23),
+        ),
+        num_others_idle=31,
+        num_approved_idle=41,
+        max_pinned=51,
+    ),
+    cost=CostFit(per_step=0.5, per_token=0.25, per_pair=0.125),
     num_approvals=3,
     num_pinned_blocks=2,
     num_blocks=14,
@@ -48,15 +60,27 @@ SNAPSHOT = EngineSnapshot(
     num_preemptions=4,
     num_failed_steps=0,
     num_waits=1,
+    num_regretted_tokens=600,
+    regretted_s=1.5,
 )
 
 #: What a counter must not take, and what a bug or a broken device may hand over.
 BAD = [-1, -0.5, math.nan, math.inf, -math.inf, 10**400, True, "7", None, [1]]
 
 
-def make_metrics(**changes: object) -> Metrics:
-    values = {"tenants": ["acme", "blue"], "min_prefill_tokens": 10, **changes}
-    return Metrics(**values)  # type: ignore[arg-type]
+TENANTS = {"acme": "acme", "blue/chat": "blue"}
+
+
+def make_metrics(cost: PrefillCost | None = None) -> Metrics:
+    return Metrics(tenants=TENANTS, cost=cost or PrefillCost())
+
+
+def learn(cost: PrefillCost) -> None:
+    """Let it find 10 ms a token and 1 ms a pair, and 1 s a step."""
+    for start, num_tokens in ((0, 20), (0, 40), (100, 30), (50, 20), (10, 60)):
+        pairs = num_pairs(start, start + num_tokens)
+        cost.note_step(1.0 + 0.01 * num_tokens + 0.001 * pairs, num_tokens, pairs)
+    assert cost.fit is not None
 
 
 def options(tenant: str = "acme") -> RequestOptions:
@@ -210,25 +234,42 @@ def test_a_scrape_in_which_nothing_happened_is_no_error() -> None:
     assert errors(metrics) == 0
 
 
-def test_seconds_saved_are_hit_tokens_times_the_measured_price() -> None:
-    metrics = make_metrics()
-    metrics.on_step(2.0, 100)
-    metrics.on_step(1.0, 100)
-    # Too few tokens to have computed a prompt.
-    metrics.on_step(5.0, 9)
-    metrics.on_finished(make_output(), options())
+def price(num_tokens: int) -> float:
+    return 0.01 * num_tokens + 0.001 * num_tokens * (num_tokens - 1) / 2
+
+
+def test_seconds_saved_are_what_the_hits_would_have_taken_at_their_depth() -> None:
+    cost = PrefillCost()
+    learn(cost)
+    metrics = make_metrics(cost)
+    metrics.on_finished(make_output(cached=64), options())
+    metrics.on_finished(make_output(cached=16), options())
     saved = scrape(metrics)["prefold_prefill_seconds_saved_total"]
-    assert saved == pytest.approx(64 * 3.0 / 200)
+    assert saved == pytest.approx(price(64) + price(16))
+    assert saved < price(64 + 16)
 
 
-def test_hits_before_the_first_price_are_added_when_it_comes() -> None:
-    metrics = make_metrics()
-    metrics.on_finished(make_output(), options())
+def test_hits_before_the_first_fit_are_added_once_when_it_is_there() -> None:
+    cost = PrefillCost()
+    metrics = make_metrics(cost)
+    for cached in (64, 16):
+        metrics.on_finished(make_output(cached=cached), options())
+        metrics.on_step(1.0, 100)
     assert scrape(metrics)["prefold_prefill_seconds_saved_total"] == 0
-    metrics.on_step(1.0, 100)
-    metrics.on_step(1.0, 100)
-    saved = scrape(metrics)["prefold_prefill_seconds_saved_total"]
-    assert saved == pytest.approx(64 * 0.01)
+    learn(cost)
+    for _ in range(2):
+        metrics.on_step(1.0, 1)
+        saved = scrape(metrics)["prefold_prefill_seconds_saved_total"]
+        assert saved == pytest.approx(price(64) + price(16))
+
+
+def test_what_eviction_cost_is_read_at_each_scrape() -> None:
+    metrics = make_metrics()
+    more = replace(SNAPSHOT, num_regretted_tokens=700, regretted_s=2.25)
+    for snapshot, tokens, seconds in ((SNAPSHOT, 600, 1.5), (more, 700, 2.25)):
+        seen = scrape(metrics, snapshot)
+        assert seen["prefold_regretted_tokens_total"] == tokens
+        assert seen["prefold_regretted_prefill_seconds_total"] == seconds
 
 
 def test_steps_are_added_up() -> None:
@@ -255,6 +296,53 @@ def test_gauges_are_those_of_the_snapshot() -> None:
     assert seen["prefold_engine_alive"] == 1
     assert seen["prefold_evicted_blocks_total"] == 7
     assert seen["prefold_preemptions_total"] == 4
+    assert seen["prefold_prefill_token_seconds"] == 0.25
+    assert seen["prefold_prefill_depth_seconds"] == 125
+
+
+def test_idle_blocks_are_told_by_tenant() -> None:
+    seen = scrape(make_metrics())
+    found = {
+        name: {
+            label: seen[f'prefold_tenant_{name}_blocks{{tenant="{label}"}}']
+            for label in labels
+        }
+        for name, labels in (
+            ("idle", ("acme", "blue", "other")),
+            ("reserved", ("acme", "blue")),
+            ("max_idle", ("acme", "blue")),
+        )
+    }
+    assert found == {
+        "idle": {"acme": 11, "blue": 21, "other": 31},
+        "reserved": {"acme": 12, "blue": 22},
+        "max_idle": {"acme": 13, "blue": 23},
+    }
+    assert seen["prefold_approved_idle_blocks"] == 41
+
+
+def test_a_share_that_is_no_tenants_makes_no_label() -> None:
+    shares = tuple(
+        ShareOfPool(domain=path, num_idle=5, num_reserved=1, max_idle=9)
+        for path in ("canary/one", "canary/two")
+    )
+    quotas = replace(SNAPSHOT.quotas, shares=shares)
+    text = make_metrics().render(replace(SNAPSHOT, quotas=quotas)).decode()
+    assert "canary" not in text
+    assert parse_metrics(text)['prefold_tenant_idle_blocks{tenant="other"}'] == 31 + 10
+
+
+def test_a_tenant_whose_name_is_other_shares_its_line() -> None:
+    metrics = Metrics(tenants={"acme": "other"}, cost=PrefillCost())
+    text = metrics.render(SNAPSHOT).decode()
+    assert text.count('prefold_tenant_idle_blocks{tenant="other"}') == 1
+    assert scrape(metrics)['prefold_tenant_idle_blocks{tenant="other"}'] == 31 + 11 + 21
+
+
+def test_before_the_first_fit_there_are_no_costs() -> None:
+    seen = scrape(make_metrics(), replace(SNAPSHOT, cost=None))
+    assert not [name for name in seen if name.startswith("prefold_prefill_token")]
+    assert not [name for name in seen if name.startswith("prefold_prefill_depth")]
 
 
 def test_without_a_snapshot_there_are_no_stale_gauges() -> None:
@@ -270,11 +358,19 @@ def test_without_a_snapshot_there_are_no_stale_gauges() -> None:
 def test_a_scrape_that_reads_less_than_the_last_takes_nothing_back() -> None:
     metrics = make_metrics()
     scrape(metrics)
-    fewer = replace(SNAPSHOT, num_preemptions=1, cache=replace(CACHE, num_evicted_blocks=0))
+    fewer = replace(
+        SNAPSHOT,
+        num_preemptions=1,
+        num_regretted_tokens=1,
+        regretted_s=math.nan,
+        cache=replace(CACHE, num_evicted_blocks=0),
+    )
     seen = scrape(metrics, fewer)
     assert seen["prefold_evicted_blocks_total"] == 7
     assert seen["prefold_preemptions_total"] == 4
-    assert errors(metrics) == 2
+    assert seen["prefold_regretted_tokens_total"] == 600
+    assert seen["prefold_regretted_prefill_seconds_total"] == 1.5
+    assert errors(metrics) == 4
     assert scrape(metrics)["prefold_evicted_blocks_total"] == 7
 
 
@@ -332,6 +428,8 @@ def test_no_counter_ever_decreases(values: list[tuple[object, ...]]) -> None:
         snapshot = replace(
             SNAPSHOT,
             num_preemptions=first,  # type: ignore[arg-type]
+            num_regretted_tokens=second,  # type: ignore[arg-type]
+            regretted_s=third,  # type: ignore[arg-type]
             cache=replace(CACHE, num_evicted_blocks=second),  # type: ignore[arg-type]
         )
         after = scrape(metrics, snapshot)

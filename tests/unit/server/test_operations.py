@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,19 @@ import numpy as np
 
 from prefold.blocks.pool import BlockCounts
 from prefold.blocks.table import TOKEN_DTYPE
-from prefold.cache import CacheSnapshot, ListingBounds
+from prefold.cache import CacheSnapshot, CostFit, ListingBounds
 from prefold.cache.listing import CacheListing, ListedRun
 from prefold.cache.selector import Receipt
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.request import SamplingParams
 from prefold.identity.domain import AudienceKind
 from prefold.server import operations, sharing
-from prefold.server.snapshot import EngineSnapshot, take_snapshot
+from prefold.server.snapshot import (
+    EngineSnapshot,
+    QuotasOfPool,
+    ShareOfPool,
+    take_snapshot,
+)
 from support.fake_engine import FakeEngine
 from support.planes_rig import RigSettings, assert_error, open_rig
 
@@ -32,6 +37,17 @@ SNAPSHOT = EngineSnapshot(
         num_evictions=24,
         num_evicted_blocks=25,
     ),
+    policy="lfu",
+    quotas=QuotasOfPool(
+        shares=(
+            ShareOfPool(domain="acme/a", num_idle=51, num_reserved=52, max_idle=53),
+            ShareOfPool(domain="blue", num_idle=54, num_reserved=55, max_idle=56),
+        ),
+        num_others_idle=57,
+        num_approved_idle=58,
+        max_pinned=59,
+    ),
+    cost=CostFit(per_step=61.0, per_token=62.0, per_pair=0.063),
     num_approvals=26,
     num_pinned_blocks=27,
     num_blocks=14,
@@ -47,6 +63,8 @@ SNAPSHOT = EngineSnapshot(
     num_preemptions=46,
     num_failed_steps=47,
     num_waits=48,
+    num_regretted_tokens=71,
+    regretted_s=72.0,
 )
 
 
@@ -73,8 +91,9 @@ def told(value: object) -> Any:
 
 def test_stats_are_those_of_the_snapshot() -> None:
     model: Any = NamedModel()
-    found = asyncio.run(operations.read_stats(told(SNAPSHOT), model)).model_dump()
-    assert found == {
+    tenants = {"acme/a": "acme"}
+    reply = asyncio.run(operations.read_stats(told(SNAPSHOT), model, tenants))
+    assert reply.model_dump() == {
         "model": "m",
         "fingerprint": "fp",
         "blocks": {"free": 5, "private": 4, "shared": 3, "idle": 2, "total": 14},
@@ -94,7 +113,33 @@ def test_stats_are_those_of_the_snapshot() -> None:
         "num_admissions": 45,
         "num_preemptions": 46,
         "num_failed_steps": 47,
+        "policy": "lfu",
+        "shares": [
+            {
+                "tenant": "acme",
+                "domain": "acme/a",
+                "idle_blocks": 51,
+                "reserved_blocks": 52,
+                "max_idle_blocks": 53,
+            },
+            {
+                "tenant": None,
+                "domain": "blue",
+                "idle_blocks": 54,
+                "reserved_blocks": 55,
+                "max_idle_blocks": 56,
+            },
+        ],
+        "num_others_idle_blocks": 57,
+        "num_approved_idle_blocks": 58,
+        "max_pinned_blocks": 59,
+        "prefill_cost": {"token_s": 62.0, "depth_s": 63.0},
+        "num_regretted_tokens": 71,
+        "regretted_prefill_s": 72.0,
     }
+    early = replace(SNAPSHOT, cost=None)
+    reply = asyncio.run(operations.read_stats(told(early), model, tenants))
+    assert reply.prefill_cost is None
 
 
 def test_the_queue_is_that_of_the_snapshot() -> None:

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prefold.engine.config import RequestOptions, SchedulerConfig
 from prefold.server import planes
 from prefold.server.config import TenantConfig
 from prefold.server.credentials import Authenticator
 from prefold.server.keys import KeyFile
-from prefold.server.serve import make_metrics
-from support.outputs import make_output
-from support.planes_rig import parse_metrics
 from support.processes import run_python
 
 _SERVE_UNTIL = """
@@ -110,14 +106,3 @@ def test_keys_are_read_anew_on_another_thread(
     asyncio.run(main())
     assert readers
     assert threading.main_thread() not in readers
-
-
-def test_a_step_that_only_decodes_has_no_price() -> None:
-    metrics = make_metrics(tenant_names=["acme"], scheduler=SchedulerConfig(max_running=4))
-    metrics.on_finished(make_output(), RequestOptions(tenant="acme"))
-    # Four running sequences make a token each.
-    metrics.on_step(1.0, 4)
-    name = "prefold_prefill_seconds_saved_total"
-    assert parse_metrics(metrics.render(None).decode())[name] == 0
-    metrics.on_step(1.0, 5)
-    assert parse_metrics(metrics.render(None).decode())[name] > 0
