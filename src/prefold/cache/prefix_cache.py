@@ -16,6 +16,7 @@ has no KV yet; ``computed`` says how many positions have KV.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -90,10 +91,10 @@ class PrefixCache:
         self.cost = PrefillCost()
         self._quotas = Quotas(num_blocks, quotas)
         self._trees = Trees(self._pool, block_size, clock, self._quotas.of)
-        ranker = make_policy(policy, self.cost, num_blocks)
-        queue = EvictionQueue(ranker, ranks_across=quotas.ranks_across)
+        make = partial(make_policy, policy, self.cost, num_blocks)
+        queue = EvictionQueue(make, ranks_across=quotas.ranks_across)
         self.room = Room(self._pool, self._trees, self._quotas, queue, clock)
-        self._paths = LeasePaths(self._pool, Usage(ranker, block_size, clock))
+        self._paths = LeasePaths(self._pool, Usage(queue, block_size, clock))
         self._frontiers = Frontiers()
         self.keys = KeyIndex(master_secret or MasterSecret.generate(), self._trees)
         self._leases: set[Lease] = set()

@@ -132,7 +132,8 @@ class Room:
 
     def _evict_tail(self, leaf: Node, num_blocks: int, rank: Rank) -> None:
         now, before = self._clock(), self._pool.num_free
-        tree, policy = self._trees.holding(leaf.readers), self.queue.policy
+        tree = self._trees.holding(leaf.readers)
+        policy = self.queue.policy_of(leaf.readers.account)
         num_blocks = min(num_blocks, leaf.num_blocks)
         policy.note_eviction(rank, leaf.cohort, num_blocks, now)
         trim(tree, leaf, num_blocks, policy.name, now)

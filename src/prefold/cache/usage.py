@@ -14,7 +14,8 @@ from prefold.blocks.table import TokenIds
 from prefold.cache.lease import Lease
 from prefold.cache.survey import Survey
 from prefold.cache.use_start import Recorded, Revived, UseStart
-from prefold.eviction.policy import EvictionPolicy
+from prefold.eviction.queue import EvictionQueue
+from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
 from prefold.tree.dead import all_children
 from prefold.tree.lost import LostRun, asked_again
@@ -28,14 +29,14 @@ REPLACED_SHARE = 16
 
 
 class Usage:
-    """Tells the policy, if it learns. Owned by the cache."""
+    """Tells the policies, if they learn. Owned by the cache."""
 
-    __slots__ = ("_block_size", "_clock", "_policy")
+    __slots__ = ("_block_size", "_clock", "_queue")
 
     def __init__(
-        self, policy: EvictionPolicy, block_size: int, clock: Callable[[], float]
+        self, queue: EvictionQueue, block_size: int, clock: Callable[[], float]
     ) -> None:
-        self._policy = policy
+        self._queue = queue
         self._block_size = block_size
         self._clock = clock
 
@@ -44,7 +45,7 @@ class Usage:
 
         Called before the path is pinned, while it still says when it was used last.
         """
-        if not self._policy.learns:
+        if not self._queue.learns:
             return None
         now, lost = found.at, self._lost(found, tokens)
         num_known = found.num_matched_tokens + self._block_size * sum(n for _, n in lost)
@@ -60,7 +61,8 @@ class Usage:
             at.num_forks += is_fork
             self._reuse(at, now)
         for run, num_blocks in lost:
-            self._policy.note_lost_reuse(run.cohort, num_blocks, now)
+            policy = self._queue.policy_of(run.cohort.account)
+            policy.note_lost_reuse(run.cohort, num_blocks, now)
         return UseStart(
             turn=0 if extended is None else extended.turn + 1,
             is_fork=is_fork,
@@ -103,7 +105,8 @@ class Usage:
 
     def _reuse(self, node: Node, now: float) -> None:
         if node.cohort is not None:
-            self._policy.note_reuse(node.cohort, node.num_blocks, now)
+            policy = self._queue.policy_of(node.cohort.account)
+            policy.note_reuse(node.cohort, node.num_blocks, now)
             node.cohort = None
 
     def end(self, lease: Lease, computed: int) -> None:
@@ -117,21 +120,21 @@ class Usage:
         path = [at for at in path_to(node) if not at.readers.is_throwaway]
         tails = [it for it in all_children(node) if it.is_partial and it.use is None]
         cohort: Cohort | None = None
-        cohorts: list[Cohort] = []
+        by_account: dict[Account, list[Cohort]] = {}
         for at in [*path, *tails]:
             if at.cohort is not None:
                 # Somebody else, who ran meanwhile, has used it and was over before.
                 at.cohort.leave(at.num_blocks)
-                at.cohort = None
             at.use = use
-            kind = self._policy.kind_of(use, at.num_forks, at.gap_s)
-            if cohort is None or cohort.kind != kind:
-                cohort = Cohort(use, kind)
-                cohorts.append(cohort)
+            account = at.readers.account
+            kind = self._queue.policy_of(account).kind_of(use, at.num_forks, at.gap_s)
+            if cohort is None or (cohort.kind, cohort.account) != (kind, account):
+                cohort = Cohort(use, account, kind)
+                by_account.setdefault(account, []).append(cohort)
             cohort.join(at.num_blocks)
             at.cohort = cohort
-        if cohorts:
-            self._policy.note_uses(cohorts, use.at)
+        for account, cohorts in by_account.items():
+            self._queue.policy_of(account).note_uses(cohorts, use.at)
 
 
 def _revive(tree: PrefixTree, node: Node, revived: Revived) -> None:

@@ -24,7 +24,7 @@ CacheBlocks = Annotated[
 ]
 CachePolicy = Annotated[
     str | None,
-    typer.Option(help="What goes first when blocks run out: lru, lfu ... [default: lru]"),
+    typer.Option(help="What is evicted first: value, lru or lfu. [default: value]"),
 ]
 BlockSize = Annotated[int, _BLOCK_SIZE]
 Dtype = Annotated[

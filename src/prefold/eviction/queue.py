@@ -28,23 +28,32 @@ AWAITED_S = 60.0
 class EvictionQueue:
     """Idle leaves of all trees of one pool. Owned by the cache; one thread.
 
+    Attributes:
+        name: Of the policy.
+        learns: Whether it wants to know how runs are used.
+
     Invariants:
         - every evictable node has exactly one valid entry, in its account's rack
     """
 
-    __slots__ = ("_across", "_last_ticket", "_racks", "policy")
+    __slots__ = ("_across", "_last_ticket", "_make", "_racks", "learns", "name")
 
     #: Fewer entries than this are not worth compacting.
     MIN_COMPACTED = 1024
 
-    def __init__(self, policy: EvictionPolicy, *, ranks_across: bool = False) -> None:
+    def __init__(
+        self, make: Callable[[], EvictionPolicy], *, ranks_across: bool = False
+    ) -> None:
         """Make an empty queue.
 
         Args:
-            policy: What ranks leaves.
+            make: Makes what ranks the leaves of one account. Each has its own, so that
+                none learns from what others do, and nobody can tell from what goes first.
             ranks_across: Whether a higher priority counts against other accounts, too.
         """
-        self.policy = policy
+        self._make = make
+        pattern = make()
+        self.name, self.learns = pattern.name, pattern.learns
         self._across = ranks_across
         self._racks: dict[Account, Rack] = {}
         self._last_ticket = 0
@@ -60,17 +69,25 @@ class EvictionQueue:
         """
         if not node.is_evictable:
             return
-        rank = self.policy.rank(facts_of(node), now)
+        rack = self._rack(node.readers.account)
+        rank = rack.policy.rank(facts_of(node), now)
         is_awaited = node.wanted_until > now
         if is_awaited:
             rank = rank._replace(until=min(rank.until, node.wanted_until))
         self._last_ticket += 1
         node.ticket = self._last_ticket
         priority = -math.inf if node.is_ended else float(node.priority)
-        rack = self._racks.get(node.readers.account)
-        if rack is None:
-            rack = self._racks[node.readers.account] = Rack(self.policy)
         rack.put(Place(priority, is_awaited), rank, node, self._last_ticket)
+
+    def policy_of(self, account: Account) -> EvictionPolicy:
+        """Return what ranks the leaves of an account, and learns from them."""
+        return self._rack(account).policy
+
+    def _rack(self, account: Account) -> Rack:
+        rack = self._racks.get(account)
+        if rack is None:
+            rack = self._racks[account] = Rack(self._make())
+        return rack
 
     def first(
         self, now: float, may_go: Callable[[Account], bool] = lambda _: True
@@ -119,7 +136,6 @@ class EvictionQueue:
 
     def check_invariants(self, evictable: set[Node]) -> None:
         """Raise ``InvariantError`` unless exactly ``evictable`` have a valid entry."""
-        self.policy.check_invariants()
         valid: list[Node] = []
         for account, rack in self._racks.items():
             rack.check_invariants()

@@ -48,14 +48,17 @@ _Key = tuple[Place, Hashable]
 class Rack:
     """The shelves of one account. Owned by the eviction queue.
 
+    Attributes:
+        policy: What ranks its leaves.
+
     Invariants:
         - a shelf that holds a valid entry stands in the heap with its head, or better
     """
 
-    __slots__ = ("_due", "_heads", "_policy", "_shelves", "_version")
+    __slots__ = ("_due", "_heads", "_shelves", "_version", "policy")
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._version = policy.version
         self._shelves: dict[_Key, list[Entry]] = {}
         # By place, worth, order and ticket of the head.
@@ -76,7 +79,7 @@ class Rack:
 
     def head(self) -> tuple[Place, Entry, float] | None:
         """Return the entry that goes next and what it is worth; None if there is none."""
-        if self._version != self._policy.version:
+        if self._version != self.policy.version:
             self._rank_anew()
         while self._heads:
             _, worth, _, ticket, key = self._heads[0]
@@ -119,13 +122,13 @@ class Rack:
         return shelf[0]
 
     def _enter(self, key: _Key, head: Entry) -> None:
-        worth = self._policy.worth(key[1])
+        worth = self.policy.worth(key[1])
         heapq.heappush(self._heads, (key[0], worth, head.order, head.ticket, key))
         if head.rank.until < math.inf:
             heapq.heappush(self._due, (head.rank.until, head.ticket, key))
 
     def _rank_anew(self) -> None:
-        self._version = self._policy.version
+        self._version = self.policy.version
         self._heads = []
         self._due = []
         for key in list(self._shelves):
@@ -149,6 +152,7 @@ class Rack:
 
     def check_invariants(self) -> None:
         """Raise ``InvariantError`` if a leaf could never come forward. O(n)."""
+        self.policy.check_invariants()
         entered = {(ticket, key) for _, _, _, ticket, key in self._heads}
         for key, shelf in self._shelves.items():
             if shelf and (shelf[0].ticket, key) not in entered:

@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[PrefillCost, int], EvictionPolicy]] = {
 
 
 #: What a cache evicts by if nobody says.
-DEFAULT_POLICY = "lru"
+DEFAULT_POLICY = "value"
 
 
 def check_policy(name: str) -> None:

@@ -88,7 +88,7 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
     cache, counters = engine.cache.snapshot(), engine.counters
     return EngineSnapshot(
         cache=cache,
-        policy=engine.cache.room.queue.policy.name,
+        policy=engine.cache.room.queue.name,
         quotas=_take_quotas(engine.cache.room.quotas),
         cost=engine.cache.cost.fit,
         num_approvals=len(engine.cache.approved.approvals()),

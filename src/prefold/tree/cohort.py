@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prefold.tree.account import Account
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
@@ -38,6 +40,7 @@ class Cohort:
 
     Attributes:
         use: The request's.
+        account: Whose blocks they are.
         kind: The policy's number for this way of being used.
         num_blocks: Blocks it had at first.
         num_live: Those that nobody used since, evicted ones included.
@@ -45,10 +48,11 @@ class Cohort:
         age: The policy's number for how old it is.
     """
 
-    __slots__ = ("age", "kind", "num_blocks", "num_live", "num_lost", "use")
+    __slots__ = ("account", "age", "kind", "num_blocks", "num_live", "num_lost", "use")
 
-    def __init__(self, use: Use, kind: int) -> None:
+    def __init__(self, use: Use, account: Account, kind: int) -> None:
         self.use = use
+        self.account = account
         self.kind = kind
         self.num_blocks = 0
         self.num_live = 0

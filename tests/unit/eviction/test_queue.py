@@ -33,7 +33,7 @@ def leaf(last_used_at: float, account: Account = ACCOUNT, priority: int = 0) -> 
 
 
 def make_queue(*leaves: Node, ranks_across: bool = False) -> EvictionQueue:
-    queue = EvictionQueue(Lru(), ranks_across=ranks_across)
+    queue = EvictionQueue(Lru, ranks_across=ranks_across)
     for node in leaves:
         queue.push(node, NOW)
     return queue
@@ -164,7 +164,7 @@ class Fading(Lru):
 
 
 def fading(now: float, *nodes: Node) -> EvictionQueue:
-    queue = EvictionQueue(Fading())
+    queue = EvictionQueue(Fading)
     for node in nodes:
         queue.push(node, now)
     return queue
@@ -198,7 +198,7 @@ def test_many_leaves_change_their_shelf_a_few_at_a_time() -> None:
 
 def test_what_shelves_are_worth_is_asked_anew_when_the_policy_has_learned() -> None:
     policy = Fading()
-    queue = EvictionQueue(policy)
+    queue = EvictionQueue(lambda: policy)
     old, new = leaf(90.0), leaf(99.0)
     for node in (old, new):
         queue.push(node, NOW)
@@ -211,7 +211,7 @@ def test_what_shelves_are_worth_is_asked_anew_when_the_policy_has_learned() -> N
 
 def test_any_order_of_pushes_is_sorted() -> None:
     dice = Random(5)  # noqa: S311 -- a test's dice
-    queue = EvictionQueue(Fading())
+    queue = EvictionQueue(Fading)
     nodes = [leaf(dice.uniform(80, 100), priority=dice.randint(-1, 1)) for _ in range(200)]
     for node in nodes:
         queue.push(node, NOW)

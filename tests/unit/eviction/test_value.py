@@ -6,6 +6,7 @@ from prefold.errors import InvariantError
 from prefold.eviction.cost import CostFit, PrefillCost
 from prefold.eviction.policy import LeafFacts, Rank
 from prefold.eviction.value import REMEMBERED, Value
+from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
 
 USE = Use(
@@ -17,6 +18,7 @@ USE = Use(
     num_reply_tokens=50,
     gap_s=None,
 )
+ACCOUNT = Account("all", num_reserved=0, max_idle=100)
 RANK = Rank(None, 0.0)
 
 
@@ -26,7 +28,7 @@ def make(num_blocks: int = 100, cost: PrefillCost | None = None) -> Value:
 
 def cohort(value: Value, at: float, *, num_blocks: int = 4, turn: int = 0) -> Cohort:
     use = dataclasses.replace(USE, at=at, turn=turn)
-    made = Cohort(use, value.kind_of(use, 0, None))
+    made = Cohort(use, ACCOUNT, value.kind_of(use, 0, None))
     made.join(num_blocks)
     value.note_uses([made], at)
     value.check_invariants()
@@ -162,7 +164,7 @@ def test_the_clock_may_stand_still_and_may_jump() -> None:
 def test_cohorts_out_of_order_are_found() -> None:
     value = make()
     cohort(value, 5.0)
-    value._by_age[0].append(Cohort(USE, 0))
+    value._by_age[0].append(Cohort(USE, ACCOUNT, 0))
     with pytest.raises(InvariantError, match="order of their age"):
         value.check_invariants()
 
