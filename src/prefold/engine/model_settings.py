@@ -34,6 +34,7 @@ class ModelArguments(TypedDict, total=False):
     num_threads: int | None
     device: str
     position_offset: int
+    attention: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class ModelSettings:
         num_threads: Threads of torch; None leaves them.
         device: Such as ``"cpu"`` or ``"cuda"``.
         position_offset: Added to every position.
+        attention: ``"cpu"``, the compiled kernel, or ``"reference"``; None for what the
+            environment's ``PREFOLD_ATTENTION`` says, or the fastest there is.
         rehash: Read the weights again instead of trusting a remembered digest.
 
     Raises:
@@ -66,6 +69,7 @@ class ModelSettings:
     num_threads: int | None = None
     device: str = "cpu"
     position_offset: int = 0
+    attention: str | None = None
     rehash: bool = False
 
     def __post_init__(self) -> None:
@@ -101,6 +105,7 @@ def load_options(settings: ModelSettings) -> LoadOptions:
         max_model_len=settings.max_model_len,
         position_offset=settings.position_offset,
         num_threads=settings.num_threads,
+        attention=settings.attention,
     )
 
 
@@ -108,15 +113,15 @@ def kv_dtype_of(settings: ModelSettings) -> torch.dtype:
     """Return the dtype of the cached KV.
 
     Raises:
-        ConfigError: There is no such dtype, or it is not that of the weights.
+        ConfigError: There is no such dtype, or it is not that of the weights nor narrower.
     """
     dtype = _dtype("dtype", settings.dtype)
     if settings.kv_dtype is None:
         return dtype
     kv_dtype = _dtype("kv_dtype", settings.kv_dtype)
-    if kv_dtype != dtype:
+    if kv_dtype != dtype and dtype != torch.float32:
         raise ConfigError(
-            f"kv_dtype must be the same as dtype ({settings.dtype}) so far, "
+            f"kv_dtype must be the same as dtype ({settings.dtype}) unless that is float32, "
             f"got {settings.kv_dtype}"
         )
     return kv_dtype
