@@ -84,9 +84,7 @@ def test_bits_do_not_depend_on_chunks_neighbours_or_threads(
         company = [(1, 0, stranger)] if number % 2 else []
         rows = pool.run([*company, (0, start, end)])[-1]
         assert _same_bits(rows, expected[start:end])
-    assert _same_bits(
-        pool.run([(0, single, single + 1)])[0], expected[single : single + 1]
-    )
+    assert _same_bits(pool.run([(0, single, single + 1)])[0], expected[single : single + 1])
 
 
 @given(
@@ -178,7 +176,9 @@ def test_sums_are_cut_at_multiples_of_the_partition_counted_from_position_0(
     heads = Heads(num_heads=2, num_kv_heads=1, value_size=8, window=window)
     end = start + count
     generator = np.random.default_rng(seed)
-    values = generator.integers(-3, 4, (end, 8)) * 2.0 ** generator.integers(0, 26, (end, 8))
+    values = generator.integers(-3, 4, (end, 8)) * 2.0 ** generator.integers(
+        0, 26, (end, 8)
+    )
     prompt = Prompt(
         query=torch.zeros(2, end, 16),
         key=torch.ones(1, end, 16),

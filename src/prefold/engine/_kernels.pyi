@@ -21,7 +21,9 @@ class Step:
     def num_rows(self) -> int: ...
 
 class Pool:
-    def __init__(self, numbers: torch.Tensor, *, block_numbers: int, kernel: str) -> None: ...
+    def __init__(
+        self, numbers: torch.Tensor, *, block_numbers: int, kernel: str
+    ) -> None: ...
     def attend(
         self,
         step: Step,

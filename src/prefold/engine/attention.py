@@ -202,7 +202,10 @@ class PagedAttention:
             plane.rows.index_copy_(
                 0,
                 index,
-                new[0].transpose(0, 1).reshape(-1, plane.rows.shape[1]).to(plane.rows.dtype),
+                new[0]
+                .transpose(0, 1)
+                .reshape(-1, plane.rows.shape[1])
+                .to(plane.rows.dtype),
             )
         self._usable.note(call.layer, call.key, call.value)
         heads, num_rows = call.query.shape[1:3]
