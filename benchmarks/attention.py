@@ -4,8 +4,8 @@ Shapes are the demo model's: 9 query heads, 3 key heads of 64 numbers, blocks of
 in any order, float32. What is compared takes turns within one run; ratios are medians of
 the rounds' own.
 
-- *Decode*, one sequence of 8,192 tokens and sixteen of 4,096, nothing shared: bytes of KV a
-  second, as a share of torch's sum over the same bytes, which reads them from first to last.
+- *Decode*, one sequence of 8,192 tokens and sixteen of 4,096, nothing shared: bytes of KV
+  a second, as a share of torch's sum over the same bytes, read from first to last;
   ``in_place_ratio`` compares with a sum over each layer's share where it lies.
 - *Shared decode*, sixteen sequences with 4,096 tokens in common and 64 of their own: time
   as a multiple of the larger of two floors, distinct bytes at that rate and arithmetic at

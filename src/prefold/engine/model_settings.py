@@ -119,10 +119,10 @@ def kv_dtype_of(settings: ModelSettings) -> torch.dtype:
     if settings.kv_dtype is None:
         return dtype
     kv_dtype = _dtype("kv_dtype", settings.kv_dtype)
-    if kv_dtype != dtype and dtype != torch.float32:
+    if dtype not in (kv_dtype, torch.float32):
         raise ConfigError(
-            f"kv_dtype must be the same as dtype ({settings.dtype}) unless that is float32, "
-            f"got {settings.kv_dtype}"
+            f"kv_dtype must be the same as dtype ({settings.dtype}) unless that is "
+            f"float32, got {settings.kv_dtype}"
         )
     return kv_dtype
 

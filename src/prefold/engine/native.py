@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 # The kernels share torch's pool of threads: its OpenMP runtime has to be there first.
-import torch  # noqa: F401
+import torch
 
 from prefold.blocks.layout import LayerShape
 from prefold.errors import ConfigError

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer
 
-from prefold.engine.digest_memory import DigestMemory
 from prefold.blocks.layout import KvOrder
+from prefold.engine.digest_memory import DigestMemory
 from prefold.engine.fingerprinting import KvFormat, build_fingerprint
 from prefold.engine.weights_digest import digest_weights
 from prefold.errors import ConfigError

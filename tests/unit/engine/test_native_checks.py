@@ -172,8 +172,9 @@ def test_a_pool_that_cannot_be_is_refused(numbers: torch.Tensor) -> None:
 
 def test_a_pool_wants_a_kernel_of_this_machine_and_a_size() -> None:
     for change in ({"kernel": "sse"}, {"block_numbers": 0}, {"block_numbers": -1}):
-        arguments = {"block_numbers": 16, "kernel": KERNELS[0], **change}
-        with pytest.raises(ValueError, match="must be at least 1|no kernel"):
+        arguments: dict[str, Any] = {"block_numbers": 16, "kernel": KERNELS[0]}
+        arguments.update(change)
+        with pytest.raises(ValueError, match=r"must be at least 1|no kernel"):
             _kernels.Pool(torch.zeros(64), **arguments)
 
 
