@@ -12,6 +12,7 @@ class ModelOptions:
     Attributes:
         model: A directory or a hub id; ``None`` is the demo model.
         cache_memory: A size such as "4GiB".
+        attention: "cpu" or "reference".
         rehash: Digest the weights again instead of trusting what is remembered.
     """
 
@@ -25,6 +26,8 @@ class ModelOptions:
     max_model_len: int | None = None
     position_offset: int = 0
     rehash: bool = False
+    kv_dtype: str | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
