@@ -13,10 +13,10 @@ torch's matrix product in the same run.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -188,13 +188,17 @@ def _best_peer(
     source: str, args: argparse.Namespace, fresh: Callable[[int], Tokens]
 ) -> tuple[int, int | None]:
     """Return the peer's page size and batch tokens that answer a quarter soonest."""
+    choices = [(page, tokens or None) for page in args.pages for tokens in args.batches]
+    if len(choices) == 1:
+        return choices[0]
     times = {}
-    for page, tokens in itertools.product(args.pages, args.batches):
-        peer = Peer(source, args, page, tokens or None)
+    for page, tokens in choices:
+        peer = Peer(source, args, page, tokens)
         peer.run(fresh(1))
-        times[page, tokens or None], _ = _timed(peer, fresh(max(args.requests // 4, 1)))
+        times[page, tokens], _ = _timed(peer, fresh(max(args.requests // 4, 1)))
         peer.close()
-    return min(times, key=lambda key: times[key])
+        print(f"{peer.name}: {times[page, tokens]:.1f} s", file=sys.stderr)
+    return min(times, key=lambda choice: times[choice])
 
 
 def _time_floor(num_parameters: int, args: argparse.Namespace) -> float:
