@@ -5,7 +5,9 @@
 #   scripts/install.sh          what the commands need, and the development tools
 #   scripts/install.sh compat   also the clients that the tests hold the server against
 #
-#   PYTHON   the interpreter to build .venv with (default: python3)
+#   PYTHON                   the interpreter to build .venv with (default: python3)
+#   CXX                      the C++ compiler for the kernels (default: CMake's choice)
+#   PREFOLD_REQUIRE_NATIVE   1 makes it an error that the kernels cannot be built
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,7 +26,12 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 # A venv holds absolute paths, so a moved working tree needs a new installation.
 wanted_stamp() {
-  { pwd -P; cat pyproject.toml constraints.txt scripts/install.sh; } | cksum
+  {
+    pwd -P
+    cat pyproject.toml constraints.txt scripts/install.sh CMakeLists.txt native/*
+    # Kernels that could not be built are tried again with another compiler.
+    echo "${CXX:-} ${PREFOLD_REQUIRE_NATIVE:-}"
+  } | cksum
 }
 
 venv_works() {
@@ -109,6 +116,13 @@ install_missing_commands() {
   fi
 }
 
+warn_without_kernels() {
+  if ! "$venv/bin/python" -c 'import torch, prefold.engine._kernels' 2>/dev/null; then
+    printf 'warning: %s\n' "the C++ kernels could not be built, so attention is the slower \
+reference; run \"make system\" for a compiler, then \"make install\"" >&2
+  fi
+}
+
 main() {
   # The larger installation holds the smaller one.
   local each
@@ -137,9 +151,14 @@ main() {
 
   say "installing Prefold with its extras $extras, 0.3 GB (0.9 GB with compat), once"
   # The build backend comes from the same pins, not from a throw-away environment.
-  pip_install "scikit-build-core>=0.11"
+  pip_install "scikit-build-core>=0.11" "nanobind>=3.0"
+  local tool
+  for tool in cmake ninja; do
+    command -v "$tool" >/dev/null || pip_install "$tool"
+  done
   pip_install --no-build-isolation --editable ".[$extras]"
   install_missing_commands
+  warn_without_kernels
   wanted_stamp >"$stamp"
   say "installed into $venv"
 }

@@ -6,7 +6,7 @@ set -euo pipefail
 
 python="${PYTHON:-python3}"
 
-# Always needed. Empty while Prefold is pure Python.
+# A compiler for the kernels, if none is there.
 packages=()
 
 say() { printf '==> %s\n' "$*"; }
@@ -23,6 +23,8 @@ main() {
   fi
   # Any interpreter that can build a virtual environment will do, Debian's or not.
   "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
+
+  command -v "${CXX:-c++}" >/dev/null || packages+=(g++)
 
   local missing=() package
   for package in ${packages[@]+"${packages[@]}"}; do

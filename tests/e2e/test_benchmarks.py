@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from prefold.cli.main import main
+from support.kernels import needs_kernels
 from support.sessions import CHAT_TEMPLATE
 from support.tiny_models import make_llama, make_tokenizer, save_model
 
@@ -148,3 +150,52 @@ def test_policies_are_measured_and_drawn_the_same_each_time(tmp_path: Path) -> N
         one, two = ((tmp_path / folder / name).read_text() for folder in ("one", "two"))
         assert one == two
         assert "chat" in one
+
+
+@needs_kernels
+def test_the_kernel_is_compared_with_the_machine() -> None:
+    report = json.loads(_run("attention.py", "--shrink", "64", "--rounds", "1", "--json"))
+    assert report["attention"].startswith("cpu-")
+    for name in ("one_sequence", "sixteen_sequences", "prefill"):
+        figures = report[name]
+        assert figures["ratio"] > 0
+        assert figures["holds"] == (figures["ratio"] >= figures["bound"])
+    assert report["shared"]["gain"] > 0
+    assert report["shared"]["multiple"] > 0
+
+
+def test_throughput_is_compared_with_the_peers_on_the_same_tokens(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    sizes = ["--shared", "64", "--own", "8", "--reply", "4", "--requests", "4"]
+    peer = ["--in-flight", "2", "--pages", "16", "--batches", "256", "--rounds", "1"]
+    out = _run("throughput.py", "--model", str(model), *sizes, *peer, "--json")
+    report = json.loads(out)
+    assert report["equal_replies"] == 1
+    assert report["prefold_rps"] > 0
+    assert report["peer_rps"] > 0
+    assert report["floor_rps"] > 0
+    assert report["holds"] == (report["ratio"] >= report["bound"])
+
+
+@pytest.mark.parametrize("extra", [[], ["--profile"]])
+def test_decode_steps_are_timed_and_taken_apart(
+    model: Path,
+    extra: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    sizes = ["--sequences", "3", "--prompt-tokens", "20", "--steps", "2"]
+    sizes += ["--cache-blocks", "64"]
+    command = ["bench", "throughput", "--model", str(model), *sizes, *extra, "--json"]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [step["sequences"] for step in document["steps"]] == [1, 3]
+    for step in document["steps"]:
+        assert step["step_s"] > 0
+        assert 0 < step["overhead_share"] < 1
+        if extra:
+            assert sum(step["shares"].values()) == pytest.approx(1, abs=0.2)

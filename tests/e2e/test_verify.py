@@ -167,7 +167,7 @@ def test_the_command_prints_one_object(
     assert out.count("\n") == 1
     document = json.loads(out)
     assert document["identical"] is True
-    assert document["attention"] == "reference"
+    assert document["attention"] == document["numerics"]["attention"]
     assert document["numerics"]["num_threads"] == 1
     assert document["first_difference"] is None
     assert {variant["name"] for variant in document["variants"]} >= {"cold", "forked"}

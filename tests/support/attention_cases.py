@@ -12,6 +12,12 @@ from prefold.blocks.layout import KvLayout, LayerShape
 from prefold.engine.attention import AttentionCall, PagedAttention
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
+from prefold.engine.native import HAS_KERNELS, NATIVE, REFERENCE
+from prefold.engine.step_attention import StepAttention, order_for
+
+if HAS_KERNELS:
+    from prefold.engine import _kernels
+    from prefold.engine.native_attention import NativeAttention
 
 BLOCK_SIZE = 16
 
@@ -60,15 +66,50 @@ def make_prompt(heads: Heads, num_tokens: int, seed: int = 0) -> Prompt:
     )
 
 
+def share_prefix(prompts: Sequence[Prompt], num_tokens: int) -> list[Prompt]:
+    """Return the prompts with the keys and values of the first one's first tokens."""
+    first = prompts[0]
+    return [
+        Prompt(
+            query=prompt.query,
+            key=torch.cat((first.key[:, :num_tokens], prompt.key[:, num_tokens:]), dim=1),
+            value=torch.cat(
+                (first.value[:, :num_tokens], prompt.value[:, num_tokens:]), dim=1
+            ),
+        )
+        for prompt in prompts
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a pool keeps KV and attends to it.
+
+    Attributes:
+        kernel: Name of a compiled kernel; None for the reference.
+        shared_tokens: All prompts have the blocks of so many tokens in common.
+    """
+
+    kernel: str | None = None
+    dtype: torch.dtype = torch.float32
+    block_size: int = BLOCK_SIZE
+    shared_tokens: int = 0
+
+
 class Pool:
     """A store of one layer and the block tables of some prompts."""
 
-    def __init__(self, heads: Heads, prompts: Sequence[Prompt], seed: int = 0) -> None:
+    def __init__(
+        self, heads: Heads, prompts: Sequence[Prompt], seed: int = 0, way: Way | None = None
+    ) -> None:
         self.heads = heads
         self.prompts = prompts
-        counts = [-(-prompt.num_tokens // BLOCK_SIZE) for prompt in prompts]
+        self.way = way = way or Way()
+        num_shared = way.shared_tokens // way.block_size
+        counts = [-(-prompt.num_tokens // way.block_size) for prompt in prompts]
+        own = [count - num_shared for count in counts]
         layout = KvLayout(
-            block_size=BLOCK_SIZE,
+            block_size=way.block_size,
             layers=(
                 LayerShape(
                     num_kv_heads=heads.num_kv_heads,
@@ -76,13 +117,34 @@ class Pool:
                     value_size=heads.value_size,
                 ),
             ),
-            itemsize=4,
+            itemsize=way.dtype.itemsize,
+            order=order_for(REFERENCE if way.kernel is None else NATIVE),
         )
+        num_blocks = num_shared + sum(own)
         self.store = KvStore(
-            layout, sum(counts), dtype=torch.float32, device=torch.device("cpu")
+            layout, num_blocks, dtype=way.dtype, device=torch.device("cpu")
         )
-        order = np.random.default_rng(seed).permutation(sum(counts)).astype(np.int32)
-        self.tables = np.split(order, np.cumsum(counts)[:-1])
+        order = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32)
+        shared, rest = np.split(order, [num_shared])
+        self.tables = [
+            np.concatenate((shared, blocks))
+            for blocks in np.split(rest, np.cumsum(own)[:-1])
+        ]
+        self._native = None
+        if way.kernel is not None:
+            self._native = _kernels.Pool(
+                self.store.numbers,
+                block_numbers=self.store.block_numbers,
+                kernel=way.kernel,
+            )
+
+    def open(self, slices: Sequence[SequenceSlice], num_rows: int) -> StepAttention:
+        """Open a step's attention."""
+        if self._native is not None:
+            return NativeAttention(self.store, self._native, slices)
+        return PagedAttention(
+            self.store, slices, num_rows=num_rows, num_heads=self.heads.num_heads
+        )
 
     def run(self, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Run a step of (prompt, start, end); return ``[tokens, heads, size]`` for each."""
@@ -90,16 +152,14 @@ class Pool:
             SequenceSlice(
                 token_ids=np.zeros(end - start, np.int64),
                 start=start,
-                block_ids=self.tables[index][: -(-end // BLOCK_SIZE)],
+                block_ids=self.tables[index][: -(-end // self.way.block_size)],
                 num_logits=0,
             )
             for index, start, end in spans
         ]
         num_tokens = sum(end - start for _, start, end in spans)
         num_rows = -(-num_tokens // 16) * 16
-        site = PagedAttention(
-            self.store, slices, num_rows=num_rows, num_heads=self.heads.num_heads
-        )
+        site = self.open(slices, num_rows)
 
         def pack(name: str) -> torch.Tensor:
             parts = [vars(self.prompts[i])[name][:, start:end] for i, start, end in spans]

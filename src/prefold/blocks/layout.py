@@ -8,11 +8,22 @@ can be moved as one piece.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from prefold.errors import ConfigError
 
-#: Part of every fingerprint. Raise it whenever the order of bytes in a block changes.
-LAYOUT_VERSION = 1
+
+class KvOrder(Enum):
+    """The order of numbers in one layer's part of a block.
+
+    The value is the layout version, which is part of every fingerprint: whoever changes an
+    order gives it a number that was never used.
+    """
+
+    #: Keys ``[block_size, heads, key_size]``, then values ``[block_size, heads, size]``.
+    TOKEN_MAJOR = 1
+    #: Keys ``[heads, key_size, block_size]``, then values ``[heads, block_size, size]``.
+    DIMENSION_MAJOR_KEYS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,7 @@ class KvLayout:
         block_size: Token positions in a block.
         layers: One shape per layer that keeps KV, in the model's order.
         itemsize: Bytes of one stored number.
+        order: Of the numbers in a layer's part.
 
     Raises:
         ConfigError: A size is below one, or there is no layer.
@@ -44,6 +56,7 @@ class KvLayout:
     block_size: int
     layers: tuple[LayerShape, ...]
     itemsize: int
+    order: KvOrder = KvOrder.TOKEN_MAJOR
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

@@ -30,6 +30,12 @@ BlockSize = Annotated[int, _BLOCK_SIZE]
 Dtype = Annotated[
     str | None, typer.Option(help="Of the computation: float32, bfloat16 ...")
 ]
+KvDtype = Annotated[
+    str | None, typer.Option(help="Of the cached KV. [default: the computation's]")
+]
+Attention = Annotated[
+    str | None, typer.Option(help="cpu, the compiled kernel, or reference.")
+]
 Device = Annotated[str, _DEVICE]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads to compute with.")]
 MaxModelLen = Annotated[

@@ -6,11 +6,30 @@ from typing import Annotated
 
 import typer
 
-from prefold.cli.bench_options import BenchOptions, Endpoint, LoadOptions, ScenarioName
-from prefold.cli.lazy import load_light
+from prefold.cli.arguments import (
+    AsJson,
+    BlockSize,
+    CacheBlocks,
+    CacheMemory,
+    Dtype,
+    ModelOption,
+    Threads,
+)
+from prefold.cli.bench_options import (
+    BenchOptions,
+    Endpoint,
+    LoadOptions,
+    ScenarioName,
+    ThroughputOptions,
+)
+from prefold.cli.lazy import load, load_light
+from prefold.cli.options import ModelOptions
+from prefold.cli.quiet import quiet_libraries
 
 bench_app = typer.Typer(
-    help="Measure servers.", invoke_without_command=True, rich_markup_mode=None
+    help="Measure servers, and the engine.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 
@@ -82,3 +101,44 @@ def serving(  # noqa: PLR0913 -- typer reads the options off the signature
         as_json=as_json,
     )
     return load_light("prefold.cli.bench", "run_bench")(options)
+
+
+@bench_app.command()
+def throughput(  # noqa: PLR0913 -- as above
+    *,
+    model: ModelOption = None,
+    sequences: Annotated[
+        int, typer.Option(min=1, max=256, help="That decode together.")
+    ] = 16,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Of each prompt; none are shared.")
+    ] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps that count.")] = 32,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where a step's time goes.")
+    ] = False,
+    cache_memory: CacheMemory = None,
+    cache_blocks: CacheBlocks = None,
+    block_size: BlockSize = 16,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> int:
+    """Time decode steps of the engine, for one sequence and for many."""
+    options = ThroughputOptions(
+        model=ModelOptions(
+            model=model,
+            cache_memory=cache_memory,
+            cache_blocks=cache_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            threads=threads,
+        ),
+        sequences=sequences,
+        prompt_tokens=prompt_tokens,
+        steps=steps,
+        has_profile=profile,
+        as_json=as_json,
+    )
+    quiet_libraries(model)
+    return load("prefold.cli.bench_throughput", "run_throughput")(options)

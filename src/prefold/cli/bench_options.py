@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from prefold.cli.options import ModelOptions
+
 
 class ScenarioName(Enum):
     """What the prompts of a load have in common."""
@@ -66,4 +68,23 @@ class BenchOptions:
     load: LoadOptions
     extra_body: str
     timeout_s: float
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputOptions:
+    """What ``bench throughput`` is to do.
+
+    Attributes:
+        sequences: That decode together; one alone is measured as well.
+        prompt_tokens: Of each prompt; they have nothing in common.
+        steps: Decode steps that count.
+        has_profile: Measure the parts of a step, in runs of their own.
+    """
+
+    model: ModelOptions
+    sequences: int
+    prompt_tokens: int
+    steps: int
+    has_profile: bool
     as_json: bool

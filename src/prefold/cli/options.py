@@ -13,6 +13,7 @@ class ModelOptions:
         model: A directory or a hub id; ``None`` is the demo model.
         cache_memory: A size such as "4GiB".
         cache_policy: Name of the eviction policy.
+        attention: "cpu" or "reference".
         rehash: Digest the weights again instead of trusting what is remembered.
     """
 
@@ -27,6 +28,8 @@ class ModelOptions:
     max_model_len: int | None = None
     position_offset: int = 0
     rehash: bool = False
+    kv_dtype: str | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

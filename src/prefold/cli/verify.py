@@ -100,6 +100,8 @@ def _settings(options: ModelOptions) -> ModelSettings:
         cache_blocks=1,
         block_size=options.block_size,
         dtype=options.dtype or "float32",
+        kv_dtype=options.kv_dtype,
+        attention=options.attention,
         max_model_len=options.max_model_len,
         num_threads=options.threads,
         device=options.device,

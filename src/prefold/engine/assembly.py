@@ -41,6 +41,7 @@ class Assembly:
     loaded: LoadedModel
     layout: KvLayout
     num_blocks: int
+    kv_dtype: torch.dtype
     numerics: Numerics
     exactness: Exactness
 
@@ -138,6 +139,7 @@ def _assemble(name: str, settings: ModelSettings, progress: SetupProgress) -> As
         loaded=loaded,
         layout=layout,
         num_blocks=num_blocks,
+        kv_dtype=store.dtype,
         numerics=model.numerics,
         exactness=model.exactness,
     )

@@ -33,13 +33,11 @@ from prefold.engine.attention_plan import (
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvPlane, KvStore, RowGeometry
 from prefold.engine.thread_share import ScratchBuffers, even_length
-from prefold.errors import InvariantError, UnusableStepError
+from prefold.engine.usable_rows import UsableRows
+from prefold.errors import InvariantError
 
 #: The name under which transformers finds ``attend_to_site``.
 ATTENTION_NAME = "prefold"
-
-#: The name of this implementation in the numerics.
-IMPLEMENTATION = "reference"
 
 _LOG2_E = math.log2(math.e)
 
@@ -157,7 +155,7 @@ class PagedAttention:
         "_scratch",
         "_slices",
         "_store",
-        "_usable_rows",
+        "_usable",
         "_write_slots",
     )
 
@@ -183,7 +181,7 @@ class PagedAttention:
         self._write_slots = torch.from_numpy(slots).to(store.device)
         # Layers mostly share a window and a geometry; each is worked out once a step.
         self._reads: dict[int | None, tuple[KeyRead, ...]] = {}
-        self._usable_rows: torch.Tensor | None = None
+        self._usable = UsableRows(store)
         self._scratch = ScratchBuffers()
         self._kernel = GroupKernel(self._scratch)
         self._rows: dict[tuple[int, RowGeometry], torch.Tensor] = {}
@@ -194,15 +192,7 @@ class PagedAttention:
         Raises:
             UnusableStepError: Naming the slices that it belongs to.
         """
-        if self._usable_rows is None or bool(self._usable_rows.all()):
-            return
-        rows = torch.split(
-            self._usable_rows[: sum(piece.num_tokens for piece in self._slices)],
-            [piece.num_tokens for piece in self._slices],
-        )
-        indices = tuple(i for i, each in enumerate(rows) if not bool(each.all()))
-        if indices:
-            raise UnusableStepError(indices)
+        self._usable.check(self._slices)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the call's keys and values, then attend to everything its rows see."""
@@ -210,12 +200,14 @@ class PagedAttention:
         for plane, new in ((keys, call.key), (values, call.value)):
             index = self._row_index(self._write_slots, plane)
             plane.rows.index_copy_(
-                0, index, new[0].transpose(0, 1).reshape(-1, plane.rows.shape[1])
+                0,
+                index,
+                new[0]
+                .transpose(0, 1)
+                .reshape(-1, plane.rows.shape[1])
+                .to(plane.rows.dtype),
             )
-        if call.layer == len(self._store.layout.layers) - 1:
-            # A token's NaN in one layer is in all later ones, so the last one tells.
-            sums = [new[0].float().sum(dim=(0, 2)) for new in (call.key, call.value)]
-            self._usable_rows = torch.isfinite(sums[0]) & torch.isfinite(sums[1])
+        self._usable.note(call.layer, call.key, call.value)
         heads, num_rows = call.query.shape[1:3]
         groups = heads // keys.geometry.num_heads
         # Scores end up in base 2; a soft cap comes in between, so it brings the factor.

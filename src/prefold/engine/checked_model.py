@@ -20,6 +20,7 @@ from prefold.engine.model_settings import ModelSettings, kv_dtype_of, load_optio
 from prefold.engine.numerics import Numerics, read_numerics
 from prefold.engine.row_probe import Exactness, probe_rows
 from prefold.engine.self_check import CheckMemory, ensure_checked
+from prefold.engine.step_attention import order_for
 from prefold.engine.user_dirs import state_dir
 from prefold.engine.weights_digest import digest_weights, find_weight_files, stamp_weights
 from prefold.errors import ConfigError
@@ -134,6 +135,7 @@ def _make_fingerprint(
             dtype=kv_dtype_of(settings),
             block_size=settings.block_size,
             position_offset=settings.position_offset,
+            order=order_for(loaded.attention),
         ),
         numerics=numerics.describe(),
     )

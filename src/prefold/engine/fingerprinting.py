@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from prefold.blocks.layout import LAYOUT_VERSION
+from prefold.blocks.layout import KvOrder
 from prefold.errors import ConfigError
 from prefold.identity.encoding import Field, digest
 from prefold.identity.fingerprint import Fingerprint
@@ -72,13 +72,13 @@ class KvFormat:
         dtype: Of the stored keys and values.
         block_size: Tokens in a block.
         position_offset: Added to every position.
-        layout_version: Of the order of bytes inside a block.
+        order: Of the numbers inside a block.
     """
 
     dtype: torch.dtype
     block_size: int
     position_offset: int = 0
-    layout_version: int = LAYOUT_VERSION
+    order: KvOrder = KvOrder.TOKEN_MAJOR
 
 
 def build_fingerprint(
@@ -121,7 +121,7 @@ def build_fingerprint(
         compute_dtype=_compute_dtype(model),
         kv_dtype=_dtype_name(kv_format.dtype),
         block_size=kv_format.block_size,
-        layout_version=kv_format.layout_version,
+        layout_version=kv_format.order.value,
         numerics=digest("numerics", *sorted(numbers.items())),
     )
 

@@ -5,8 +5,8 @@ One flat tensor holds every block, a block's bytes contiguous over the layers::
     block 0                              | block 1 ...  | scratch block
     keys 0 | values 0 | keys 1 | values 1 | ...
 
-and keys and values are token-major inside their part: ``[block_size, heads, size]``.
-The tensor is seen as rows of ``unit`` numbers, the greatest common divisor of all
+The order inside such a part is the layout's: what the attention in use reads fastest.
+Token-major parts are seen as rows of ``unit`` numbers, the greatest common divisor of all
 key and value sizes, so one index over rows reads or writes any part of any layer
 by a plain ``index_select`` or ``index_copy_``, whatever the sizes of the layers.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from prefold.blocks.layout import KvLayout
+from prefold.blocks.layout import KvLayout, KvOrder
 from prefold.blocks.table import BlockCopy, BlockId
 from prefold.errors import ConfigError
 
@@ -48,11 +48,14 @@ class KvPlane:
     """One layer's keys, or its values, over all blocks.
 
     Attributes:
-        rows: The store's rows from this plane's first on; indexed by ``KvStore.rows_of``.
+        offset: Where in a block its numbers begin.
+        rows: The store's rows from this plane's first on; indexed by ``KvStore.rows_of``,
+            in token-major order.
         view: The same memory as ``[num_blocks + 1, block_size, heads, size]``.
     """
 
     geometry: RowGeometry
+    offset: int
     rows: torch.Tensor
     view: torch.Tensor
 
@@ -87,10 +90,16 @@ class KvStore:
         self._flat = _zeros(num_rows * unit, dtype, device).view(num_rows, unit)
         self._planes: list[tuple[KvPlane, KvPlane]] = []
         offset = 0
+        is_turned = layout.order is KvOrder.DIMENSION_MAJOR_KEYS
         for shape in layout.layers:
             planes = []
-            for size in (shape.key_size, shape.value_size):
-                planes.append(self._plane(offset, shape.num_kv_heads, size))
+            for size, is_key in ((shape.key_size, True), (shape.value_size, False)):
+                heads = shape.num_kv_heads
+                strides = (heads * size, size, 1)
+                if is_turned:
+                    own = (1, layout.block_size) if is_key else (size, 1)
+                    strides = (own[0], layout.block_size * size, own[1])
+                planes.append(self._plane(offset, heads, size, strides))
                 offset += layout.block_size * shape.num_kv_heads * size
             self._planes.append((planes[0], planes[1]))
 
@@ -98,6 +107,16 @@ class KvStore:
     def scratch_block(self) -> BlockId:
         """The block that padding rows write to; in no table."""
         return BlockId(self.num_blocks)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """All blocks one after another, in one axis, no copy."""
+        return self._flat.view(-1)
+
+    @property
+    def block_numbers(self) -> int:
+        """Numbers in a block, over all layers."""
+        return self._rows_per_block * self._flat.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -149,16 +168,18 @@ class KvStore:
         rows = self._flat[start : start + self._rows_per_block]
         return rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
-    def _plane(self, offset: int, num_heads: int, size: int) -> KvPlane:
+    def _plane(
+        self, offset: int, num_heads: int, size: int, strides: tuple[int, int, int]
+    ) -> KvPlane:
         unit = self._flat.shape[1]
-        block_size = self.layout.block_size
         view = self._flat.as_strided(
-            (self.num_blocks + 1, block_size, num_heads, size),
-            (self._rows_per_block * unit, num_heads * size, size, 1),
+            (self.num_blocks + 1, self.layout.block_size, num_heads, size),
+            (self.block_numbers, *strides),
             offset,
         )
         geometry = RowGeometry(num_heads=num_heads, size=size, rows_per_head=size // unit)
-        return KvPlane(geometry=geometry, rows=self._flat[offset // unit :], view=view)
+        rows = self._flat[offset // unit :]
+        return KvPlane(geometry=geometry, offset=offset, rows=rows, view=view)
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

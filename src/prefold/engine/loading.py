@@ -31,7 +31,9 @@ from prefold.engine.attention import ATTENTION_NAME, attend_to_site
 from prefold.engine.experts import EXPERTS_NAME, run_experts
 from prefold.engine.families import check_config, record_attention
 from prefold.engine.linear import replace_linears
+from prefold.engine.native import choose_attention
 from prefold.engine.rotary import fix_rotary
+from prefold.engine.step_attention import order_for
 from prefold.errors import ConfigError
 
 _MAX_NAME_LENGTH = 1024
@@ -50,6 +52,7 @@ class LoadOptions:
         max_model_len: Longest sequence in tokens; ``None`` for what the model allows.
         position_offset: Added to every position.
         num_threads: Threads of torch, process-wide; ``None`` leaves them.
+        attention: ``"cpu"`` or ``"reference"``; see ``choose_attention``.
     """
 
     dtype: torch.dtype = torch.float32
@@ -57,6 +60,7 @@ class LoadOptions:
     max_model_len: int | None = None
     position_offset: int = 0
     num_threads: int | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class LoadedModel:
         max_model_len: Longest sequence in tokens.
         position_offset: Added to every position.
         eos_token_ids: Tokens that end a reply.
+        attention: The implementation in use.
     """
 
     model: PreTrainedModel
@@ -82,6 +87,7 @@ class LoadedModel:
     max_model_len: int
     position_offset: int
     eos_token_ids: tuple[int, ...]
+    attention: str
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +104,10 @@ class LoadedModel:
             ConfigError: ``block_size`` is below one.
         """
         return KvLayout(
-            block_size=block_size, layers=self.layer_shapes, itemsize=kv_dtype.itemsize
+            block_size=block_size,
+            layers=self.layer_shapes,
+            itemsize=kv_dtype.itemsize,
+            order=order_for(self.attention),
         )
 
 
@@ -203,6 +212,7 @@ def prepare_model(
         max_model_len=max_model_len,
         position_offset=options.position_offset,
         eos_token_ids=_eos_token_ids(model),
+        attention=choose_attention(options.attention, model.device, facts.layer_shapes),
     )
 
 

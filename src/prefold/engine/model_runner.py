@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from prefold.blocks.table import BlockCopy
-from prefold.engine.attention import PagedAttention
 from prefold.engine.batch import StepPlan
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel
+from prefold.engine.step_attention import attention_over
 from prefold.errors import InvariantError
 
 #: What rows are padded to a multiple of unless a probe has found another number.
@@ -38,7 +38,7 @@ class ModelRunner:
         row_multiple: Rows of a batch, and of the head's input, are padded to it.
     """
 
-    __slots__ = ("_loaded", "_row_multiple", "_store")
+    __slots__ = ("_loaded", "_open_attention", "_row_multiple", "_store")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class ModelRunner:
             raise InvariantError("the KV store was made for another model")
         self._loaded = loaded
         self._store = store
+        self._open_attention = attention_over(store, loaded.num_heads)
         self._row_multiple = row_multiple
 
     @property
@@ -85,9 +86,7 @@ class ModelRunner:
         logit_rows = np.concatenate(wanted)
         head_rows = np.zeros(_padded(len(logit_rows), self._row_multiple), dtype=np.int64)
         head_rows[: len(logit_rows)] = logit_rows
-        attention = PagedAttention(
-            self._store, plan.slices, num_rows=num_rows, num_heads=self._loaded.num_heads
-        )
+        attention = self._open_attention(plan.slices, num_rows)
         device = self._store.device
         output = self._loaded.model(
             input_ids=torch.from_numpy(token_ids).to(device)[None],

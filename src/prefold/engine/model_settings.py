@@ -38,6 +38,7 @@ class ModelArguments(TypedDict, total=False):
     position_offset: int
     eviction_policy: str
     quotas: QuotaSettings
+    attention: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class ModelSettings:
         eviction_policy: What goes first when blocks run out: ``"value"``, ``"lru"`` or
             ``"lfu"``.
         quotas: What is whose of the blocks.
+        attention: ``"cpu"``, the compiled kernel, or ``"reference"``; None for what the
+            environment's ``PREFOLD_ATTENTION`` says, or the fastest there is.
         rehash: Read the weights again instead of trusting a remembered digest.
 
     Raises:
@@ -75,6 +78,7 @@ class ModelSettings:
     position_offset: int = 0
     eviction_policy: str = DEFAULT_POLICY
     quotas: QuotaSettings = NO_QUOTAS
+    attention: str | None = None
     rehash: bool = False
 
     def __post_init__(self) -> None:
@@ -113,6 +117,7 @@ def load_options(settings: ModelSettings) -> LoadOptions:
         max_model_len=settings.max_model_len,
         position_offset=settings.position_offset,
         num_threads=settings.num_threads,
+        attention=settings.attention,
     )
 
 
@@ -120,16 +125,16 @@ def kv_dtype_of(settings: ModelSettings) -> torch.dtype:
     """Return the dtype of the cached KV.
 
     Raises:
-        ConfigError: There is no such dtype, or it is not that of the weights.
+        ConfigError: There is no such dtype, or it is not that of the weights nor narrower.
     """
     dtype = _dtype("dtype", settings.dtype)
     if settings.kv_dtype is None:
         return dtype
     kv_dtype = _dtype("kv_dtype", settings.kv_dtype)
-    if kv_dtype != dtype:
+    if dtype not in (kv_dtype, torch.float32):
         raise ConfigError(
-            f"kv_dtype must be the same as dtype ({settings.dtype}) so far, "
-            f"got {settings.kv_dtype}"
+            f"kv_dtype must be the same as dtype ({settings.dtype}) unless that is "
+            f"float32, got {settings.kv_dtype}"
         )
     return kv_dtype
 

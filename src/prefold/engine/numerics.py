@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from prefold.engine import activations, attention, linear
+from prefold.engine import activations, linear
 from prefold.engine.attention_plan import PARTITION
 from prefold.engine.experts import EXPERTS_NAME
 from prefold.engine.loading import LoadedModel
+from prefold.engine.native import describe_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Numerics:
     """The implementations, libraries and settings behind a model's results.
 
     Attributes:
-        attention: Implementation of attention.
+        attention: Implementation of attention, with its kernel and version.
         partition_tokens: Keys it reduces at a time.
         linear: Implementation of linear layers.
         activation: Implementation of activations.
@@ -59,7 +60,7 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
     build = torch.__config__.show()
     is_cpu = loaded.device.type == "cpu"
     return Numerics(
-        attention=attention.IMPLEMENTATION,
+        attention=describe_attention(loaded.attention),
         partition_tokens=PARTITION,
         linear=linear.order_of(loaded.model),
         activation=activations.IMPLEMENTATION if is_cpu else "torch",

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from prefold.engine.attention import PagedAttention
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
 from prefold.engine.linear import turn_back
 from prefold.engine.loading import LoadedModel
+from prefold.engine.step_attention import attention_over
 
 #: Length of the repeated sequence, and the least row multiple.
 _PERIOD = 16
@@ -133,7 +133,7 @@ def _run_layer(loaded: LoadedModel, num_rows: int) -> dict[str, torch.Tensor]:
         )
         for block in range(num_sequences)
     ]
-    site = PagedAttention(store, slices, num_rows=num_rows, num_heads=loaded.num_heads)
+    site = attention_over(store, loaded.num_heads)(slices, num_rows)
     # A model that is served with a few positions has no others.
     in_sequence = np.arange(_PERIOD) % loaded.max_model_len
     positions = np.tile(in_sequence, num_sequences) + loaded.position_offset

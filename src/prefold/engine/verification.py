@@ -95,7 +95,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 def subject_of(assembly: Assembly) -> Subject:
     """Return an assembled model as a subject; it leaves the assembly's own cache alone."""
     loaded, layout = assembly.loaded, assembly.layout
-    dtype, row_multiple = loaded.dtype, assembly.exactness.row_multiple
+    dtype, row_multiple = assembly.kv_dtype, assembly.exactness.row_multiple
 
     def make_runner(num_blocks: int) -> Runner:
         try:

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer
 
+from prefold.blocks.layout import KvOrder
 from prefold.engine.digest_memory import DigestMemory
 from prefold.engine.fingerprinting import KvFormat, build_fingerprint
 from prefold.engine.weights_digest import digest_weights
@@ -193,7 +194,7 @@ def test_what_a_call_leaves_in_the_tokenizer_does_not_count() -> None:
     [
         ({"block_size": 32}, "block_size"),
         ({"position_offset": 1}, "position_offset"),
-        ({"layout_version": 99}, "layout_version"),
+        ({"order": KvOrder.DIMENSION_MAJOR_KEYS}, "layout_version"),
         ({"dtype": torch.bfloat16}, "kv_dtype"),
     ],
 )

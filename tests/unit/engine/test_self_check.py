@@ -19,7 +19,9 @@ def loaded() -> LoadedModel:
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         make_llama()
     )
-    return prepare_model(model, make_tokenizer(), LoadOptions(), 500)
+    # The attention that tests replace.
+    options = LoadOptions(attention="reference")
+    return prepare_model(model, make_tokenizer(), options, 500)
 
 
 def test_a_model_that_passed_is_not_checked_again(

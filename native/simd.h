@@ -1,0 +1,161 @@
+// Eight floats at a time: the one place that differs between instruction sets.
+//
+// Included by a translation unit that is compiled for one instruction set, inside a
+// namespace of its own: nothing here may be shared with code for another one.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(PREFOLD_AVX2)
+#include <immintrin.h>
+#endif
+
+#define PREFOLD_INLINE static inline __attribute__((always_inline))
+
+namespace PREFOLD_ISA {
+
+constexpr int kLanes = 8;
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+
+PREFOLD_INLINE Floats load(const float* from) {
+  Floats out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+PREFOLD_INLINE void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+PREFOLD_INLINE Floats spread(float value) {
+  return Floats{value, value, value, value, value, value, value, value};
+}
+
+// One rounding with AVX2 and two without; which one it is, is part of the numerics. The
+// build forbids the compiler to contract anything else.
+PREFOLD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(PREFOLD_AVX2)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A NaN in `a` is passed over; it comes back through the difference with the maximum.
+PREFOLD_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+PREFOLD_INLINE Floats as_floats(Ints bits) { return (Floats)bits; }
+PREFOLD_INLINE Ints as_ints(Floats value) { return (Ints)value; }
+
+PREFOLD_INLINE float highest(Floats value) {
+  float best = value[0];
+  for (int i = 1; i < kLanes; ++i) best = value[i] > best ? value[i] : best;
+  return best;
+}
+
+// Lanes are added in one fixed order.
+PREFOLD_INLINE float sum(Floats v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+PREFOLD_INLINE float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  uint32_t bits;
+  if (magnitude >= 0x7c00u) {
+    bits = 0x7f800000u | (magnitude << 13);
+  } else if (magnitude >= 0x0400u) {
+    bits = (magnitude << 13) + (112u << 23);
+  } else {
+    // Subnormal: the number of 2^-24, exactly.
+    const float small = float(magnitude) * 5.9604644775390625e-8f;
+    std::memcpy(&bits, &small, sizeof bits);
+  }
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// Rounds to nearest, ties to even.
+PREFOLD_INLINE uint16_t float_to_half(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+  if (bits >= 0x47800000u) return uint16_t(sign | 0x7c00u);
+  if (bits < 0x38800000u) {
+    // Adding 0.5 leaves the number of 2^-24 in the mantissa, rounded by the addition.
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof bits);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    return uint16_t(sign | (bits - 0x3f000000u));
+  }
+  bits += 0xfffu + ((bits >> 13) & 1u);
+  return uint16_t(sign | ((bits - (112u << 23)) >> 13));
+}
+
+PREFOLD_INLINE uint16_t float_to_bfloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40u);
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+PREFOLD_INLINE Floats load_bfloats(const uint16_t* from) {
+  Ints bits;
+  for (int i = 0; i < kLanes; ++i) bits[i] = int32_t(uint32_t(from[i]) << 16);
+  return as_floats(bits);
+}
+
+PREFOLD_INLINE Floats load_halves(const uint16_t* from) {
+#if defined(PREFOLD_AVX2)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = half_to_float(from[i]);
+  return out;
+#endif
+}
+
+// 2 ** x for x <= 127, exactly 0 below -126, NaN for NaN. Relative error 1e-7.
+// Coefficients of Cephes' exp2f (S. Moshier).
+PREFOLD_INLINE Floats power_of_two(Floats x) {
+  // Adding 1.5 * 2^23 rounds to a whole number, which then stands in the low bits.
+  const Floats magic = spread(12582912.0f);
+  const Floats shifted = x + magic;
+  const Floats f = x - (shifted - magic);
+  Floats p = spread(1.535336188319500e-4f);
+  p = multiply_add(p, f, spread(1.339887440266574e-3f));
+  p = multiply_add(p, f, spread(9.618437357674640e-3f));
+  p = multiply_add(p, f, spread(5.550332471162809e-2f));
+  p = multiply_add(p, f, spread(2.402264791363012e-1f));
+  p = multiply_add(p, f, spread(6.931472028550421e-1f));
+  p = multiply_add(p, f, spread(1.0f));
+  const Ints exponent = (as_ints(shifted) - as_ints(magic) + 127) << 23;
+  return x < spread(-126.0f) ? spread(0.0f) : p * as_floats(exponent);
+}
+
+// Relative error 2e-7. Coefficients of Cephes' tanhf (S. Moshier).
+PREFOLD_INLINE Floats tanh(Floats x) {
+  const Floats magnitude = as_floats(as_ints(x) & 0x7fffffff);
+  const Floats z = x * x;
+  Floats p = spread(-5.70498872745e-3f);
+  p = multiply_add(p, z, spread(2.06390887954e-2f));
+  p = multiply_add(p, z, spread(-5.37397155531e-2f));
+  p = multiply_add(p, z, spread(1.33314422036e-1f));
+  p = multiply_add(p, z, spread(-3.33332819422e-1f));
+  const Floats small = multiply_add(p * z, x, x);
+  // Beyond 10 it is 1; a NaN fails the comparison and stays.
+  const Floats capped = magnitude > spread(10.0f) ? spread(10.0f) : magnitude;
+  const Floats e = power_of_two(capped * spread(2.885390081777927f));
+  const Floats large = spread(1.0f) - spread(2.0f) / (e + spread(1.0f));
+  const Floats signed_large =
+      as_floats((as_ints(x) & INT32_MIN) | (as_ints(large) & 0x7fffffff));
+  return magnitude < spread(0.625f) ? small : signed_large;
+}
+
+}  // namespace PREFOLD_ISA

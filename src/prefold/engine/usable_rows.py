@@ -1,0 +1,45 @@
+"""Usable rows: whether the KV that a step wrote is numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from prefold.engine.batch import SequenceSlice
+from prefold.engine.kv_store import KvStore
+from prefold.errors import UnusableStepError
+
+
+class UsableRows:
+    """Looks at what the last layer writes. Lives for a step."""
+
+    __slots__ = ("_dtype", "_last_layer", "_rows")
+
+    def __init__(self, store: KvStore) -> None:
+        self._last_layer = len(store.layout.layers) - 1
+        self._dtype = store.dtype
+        self._rows: torch.Tensor | None = None
+
+    def note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Look at a layer's keys and values, ``[1, heads, rows, size]``."""
+        if layer != self._last_layer:
+            # A token's NaN in one layer is in all later ones, so the last one tells.
+            return
+        # As they are stored: a narrower type may have no such number.
+        sums = [new[0].to(self._dtype).float().sum(dim=(0, 2)) for new in (key, value)]
+        self._rows = torch.isfinite(sums[0]) & torch.isfinite(sums[1])
+
+    def check(self, slices: Sequence[SequenceSlice]) -> None:
+        """Refuse a step with rows that are not numbers.
+
+        Raises:
+            UnusableStepError: Naming the slices that they belong to.
+        """
+        if self._rows is None or bool(self._rows.all()):
+            return
+        lengths = [piece.num_tokens for piece in slices]
+        rows = torch.split(self._rows[: sum(lengths)], lengths)
+        indices = tuple(i for i, each in enumerate(rows) if not bool(each.all()))
+        if indices:
+            raise UnusableStepError(indices)

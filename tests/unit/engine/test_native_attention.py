@@ -1,0 +1,150 @@
+"""The compiled kernel agrees with a naive softmax and with the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from support.attention_cases import (
+    Heads,
+    Pool,
+    Way,
+    attend_naively,
+    make_prompt,
+    share_prefix,
+)
+from support.kernels import KERNELS, needs_kernels
+
+pytestmark = needs_kernels
+
+CASES = {
+    "one head a key": Heads(num_heads=2, num_kv_heads=2, key_size=32, value_size=32),
+    "three heads a key": Heads(num_heads=9, num_kv_heads=3, key_size=64, value_size=64),
+    "many heads a key": Heads(num_heads=71, num_kv_heads=1, key_size=64, value_size=64),
+    "the largest heads": Heads(num_heads=2, num_kv_heads=1, key_size=256, value_size=256),
+    "other value size": Heads(num_heads=4, num_kv_heads=4, key_size=96, value_size=128),
+    "sizes that fill no vector": Heads(key_size=20, value_size=13),
+    "window": Heads(window=37),
+    "window of one": Heads(window=1),
+    "window over a partition": Heads(window=300),
+    "window of exactly a partition": Heads(window=256),
+    "soft cap": Heads(softcap=3.0),
+    "sinks": Heads(has_sinks=True),
+    "all together": Heads(window=290, softcap=4.0, has_sinks=True, value_size=8),
+}
+
+WAYS = {
+    "float32": Way(),
+    "small blocks": Way(block_size=5),
+    "large blocks": Way(block_size=48),
+    "bfloat16": Way(dtype=torch.bfloat16),
+    "float16 in large blocks": Way(dtype=torch.float16, block_size=32),
+}
+
+
+def _run_in_chunks(pool: Pool) -> list[torch.Tensor]:
+    pool.run([(0, 0, 300), (1, 0, 69), (3, 0, 256)])
+    return pool.run([(0, 300, 530), (1, 69, 70), (2, 0, 1), (3, 256, 257)])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_agrees_with_a_naive_softmax_and_the_reference(case: Heads, kernel: str) -> None:
+    # As models scale: otherwise large heads have scores that float32 cannot hold better.
+    heads = replace(case, scaling=case.key_size**-0.5)
+    prompts = [make_prompt(heads, length, seed=length) for length in (530, 70, 1, 257)]
+
+    ours = _run_in_chunks(Pool(heads, prompts, way=Way(kernel=kernel)))
+    reference = _run_in_chunks(Pool(heads, prompts))
+
+    for got, other, prompt in zip(ours, reference, prompts, strict=True):
+        expected = attend_naively(heads, prompt)[-len(got) :]
+        scale = expected.abs().max()
+        assert (got - expected).abs().max() <= 1e-5 * scale
+        assert (got - other).abs().max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_agrees_with_a_naive_softmax_over_what_is_stored(way: Way, kernel: str) -> None:
+    heads = Heads(key_size=64, value_size=40, scaling=0.125)
+    prompts = []
+    for length in (530, 70, 1, 257):
+        prompt = make_prompt(heads, length, seed=length)
+        # Rounded once, so that storing rounds nothing.
+        key, value = (x.to(way.dtype).float() for x in (prompt.key, prompt.value))
+        prompts.append(type(prompt)(query=prompt.query, key=key, value=value))
+    pool = Pool(
+        heads,
+        prompts,
+        way=Way(kernel=kernel, dtype=way.dtype, block_size=way.block_size),
+    )
+
+    for got, prompt in zip(_run_in_chunks(pool), prompts, strict=True):
+        expected = attend_naively(heads, prompt)[-len(got) :]
+        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_storing_rounds_as_torch_does(kernel: str, dtype: torch.dtype) -> None:
+    heads = Heads(num_heads=1, num_kv_heads=1, key_size=32, value_size=32)
+    prompt = make_prompt(heads, 64)
+    scale = torch.logspace(-8, 4.5, 64)[:, None]
+    values = prompt.value * scale
+    values[0, 0, :4] = torch.tensor([0.0, -0.0, 65519.0, 2.0**-25])
+    prompt = type(prompt)(query=prompt.query, key=values, value=values)
+    pool = Pool(heads, [prompt], way=Way(kernel=kernel, dtype=dtype))
+    pool.run([(0, 0, 64)])
+    for view in (pool.store.key_view(0), pool.store.value_view(0)):
+        stored = view[pool.tables[0]].reshape(64, 32)
+        wanted = values[0].to(dtype)
+        assert torch.equal(stored.view(torch.int16), wanted.view(torch.int16))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_never_reads_what_lies_behind_a_sequence_or_in_other_blocks(kernel: str) -> None:
+    heads = Heads()
+    prompts = [make_prompt(heads, 100), make_prompt(heads, 90, seed=1)]
+    pool = Pool(heads, prompts, way=Way(kernel=kernel))
+    [expected] = pool.run([(0, 0, 40)])
+    for view in (pool.store.key_view(0), pool.store.value_view(0)):
+        for blocks in (pool.tables[0][3:], pool.tables[1], [pool.store.scratch_block]):
+            view[blocks] = torch.nan
+        view[pool.tables[0][2], 40 % 16 :] = torch.nan
+
+    [again] = pool.run([(0, 30, 40)])
+
+    assert torch.equal(again, expected[30:])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_query_that_is_not_a_number_spoils_its_own_row_only(kernel: str) -> None:
+    heads = Heads()
+    prompt = make_prompt(heads, 40)
+    pool = Pool(heads, [prompt], way=Way(kernel=kernel))
+    [expected] = pool.run([(0, 0, 40)])
+    prompt.query[:, 7] = torch.nan
+
+    [rows] = pool.run([(0, 0, 40)])
+
+    assert rows[7].isnan().all()
+    assert torch.equal(rows[8:], expected[8:])
+    assert torch.equal(rows[:7], expected[:7])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_keys_come_from_the_pool_and_shared_blocks_are_everybodys(kernel: str) -> None:
+    heads = Heads()
+    prompts = share_prefix([make_prompt(heads, 300, seed=i) for i in range(3)], 272)
+    pool = Pool(heads, prompts, way=Way(kernel=kernel, shared_tokens=272))
+    pool.run([(0, 0, 272)])
+    spans = [(i, 272, 300) for i in range(3)]
+    before = pool.run(spans)
+    pool.store.value_view(0)[pool.tables[0][3], 0] += 1.0
+
+    after = pool.run(spans)
+
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
