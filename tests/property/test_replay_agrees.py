@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefold.advisor import PrefillCost, replay
+from prefold.advisor import replay
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.engine import Engine
 from prefold.engine.request import SamplingParams
+from prefold.eviction.cost import PRIOR
 from support.fake_engine import FakeEngine
 from support.tiny_engines import TinyEngine, load_tiny
 from support.tiny_models import make_llama
@@ -70,7 +71,7 @@ def test_a_replay_agrees_with_an_engine_under_pressure(
         block_size=BLOCK_SIZE,
         scheduler=SchedulerConfig(max_running=1, max_step_tokens=chunk),
     )
-    result = replay(make_trace(prompts), "lru", num_blocks, PrefillCost())
+    result = replay(make_trace(prompts), "lru", num_blocks, PRIOR)
     assert result.hit_tokens.tolist() == hits_of(engine, prompts)
     snapshot = engine.cache.snapshot()
     assert snapshot.num_evicted_blocks == result.num_evicted_blocks
@@ -95,7 +96,7 @@ def test_a_replay_agrees_with_a_model(directory: Path) -> None:
     )
     # The engine's clock stands still, and what was used at one time goes by its order.
     trace = make_trace(prompts, seconds_apart=0.0)
-    result = replay(trace, "lru", num_blocks, PrefillCost())
+    result = replay(trace, "lru", num_blocks, PRIOR)
     # Or nothing would have been shown.
     assert result.num_evicted_blocks > num_blocks
     assert 0.1 < result.hit_rate < 0.9
