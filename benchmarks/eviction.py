@@ -133,10 +133,11 @@ def measure_hits(trace: Trace, policies: Sequence[str]) -> list[Hits]:
     rows = []
     for percent in PERCENTS:
         num_blocks = max(tree.num_blocks * percent // 100, 1)
-        rates = {}
+        rates: dict[str, float] = {}
         for policy in policies:
             _say(f"{trace.name} at {percent} %: {policy} ...")
             rates[policy] = replay(trace, policy, num_blocks, PRIOR).hit_rate
+            _say(f"  {rates[policy]:.4f}")
         bound = replay_clairvoyant(trace, num_blocks, PRIOR, tree=tree)
         held = replay_clairvoyant(trace, num_blocks, PRIOR, tree=tree, holds_prompts=True)
         rows.append(
