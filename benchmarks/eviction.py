@@ -31,7 +31,6 @@ import numpy as np
 from eviction_report import Hits, draw_hits, markdown_table
 from prefold.advisor import (
     CLAIRVOYANT,
-    PrefillCost,
     Trace,
     agent_trace,
     chat_trace,
@@ -44,6 +43,7 @@ from prefold.advisor import (
 )
 from prefold.cache import PrefixCache
 from prefold.errors import InvalidInputError
+from prefold.eviction.cost import PRIOR
 from prefold.eviction.registry import POLICIES, check_policy
 from prefold.identity.domain import Domain
 from stand_in import stand_in_fingerprint
@@ -129,17 +129,17 @@ def main() -> int:
 
 def measure_hits(trace: Trace, policies: Sequence[str]) -> list[Hits]:
     """Replay one trace at every capacity."""
-    cost = PrefillCost()
     tree = grow_block_tree(request.block_ids() for request in trace.requests)
     rows = []
     for percent in PERCENTS:
         num_blocks = max(tree.num_blocks * percent // 100, 1)
-        rates = {}
+        rates: dict[str, float] = {}
         for policy in policies:
             _say(f"{trace.name} at {percent} %: {policy} ...")
-            rates[policy] = replay(trace, policy, num_blocks, cost).hit_rate
-        bound = replay_clairvoyant(trace, num_blocks, cost, tree=tree)
-        held = replay_clairvoyant(trace, num_blocks, cost, tree=tree, holds_prompts=True)
+            rates[policy] = replay(trace, policy, num_blocks, PRIOR).hit_rate
+            _say(f"  {rates[policy]:.4f}")
+        bound = replay_clairvoyant(trace, num_blocks, PRIOR, tree=tree)
+        held = replay_clairvoyant(trace, num_blocks, PRIOR, tree=tree, holds_prompts=True)
         rows.append(
             Hits(
                 trace=trace.name,

@@ -34,16 +34,16 @@ class Hits:
     bound: float
     bound_holding_prompts: float
 
-    def gap_closed(self, policy: str) -> float | None:
-        """Return how far a policy comes from LRU to the bound, None if that is nothing."""
+    def gap_closed(self, policy: str, bound: float) -> float | None:
+        """Return how far a policy comes from LRU to a bound, None if that is nothing."""
         base = self.hit_rates.get(BASELINE)
-        if base is None or self.bound <= base:
+        if base is None or bound <= base:
             return None
-        return (self.hit_rates[policy] - base) / (self.bound - base)
+        return (self.hit_rates[policy] - base) / (bound - base)
 
 
 def markdown_table(hits: Sequence[Hits], policies: Sequence[str]) -> str:
-    """Return a row a trace and capacity; in brackets, the share of the gap closed."""
+    """Return a row a trace and capacity; in brackets, shares of the gaps closed."""
     head = ["trace", "capacity", "blocks", *policies, "bound", "bound, prompts held"]
     lines = [_row(head), _row(["---", *["--:"] * (len(head) - 1)])]
     for row in hits:
@@ -64,10 +64,14 @@ def markdown_table(hits: Sequence[Hits], policies: Sequence[str]) -> str:
 
 
 def _cell(row: Hits, policy: str) -> str:
-    rate, closed = row.hit_rates[policy], row.gap_closed(policy)
-    if policy == BASELINE or closed is None:
+    rate = row.hit_rates[policy]
+    if rate < row.hit_rates.get(BASELINE, 0.0):
+        return f"{rate:.3f} (below)"
+    bounds = (row.bound, row.bound_holding_prompts)
+    closed = [row.gap_closed(policy, bound) for bound in bounds]
+    if policy == BASELINE or None in closed:
         return f"{rate:.3f}"
-    return f"{rate:.3f} ({closed:.0%})"
+    return f"{rate:.3f} ({', '.join(f'{share:.0%}' for share in closed)})"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefold.advisor import PrefillCost, replay
+from prefold.advisor import replay
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.engine import Engine
 from prefold.engine.request import SamplingParams
+from prefold.eviction.cost import PRIOR
+from prefold.eviction.registry import POLICIES
 from support.fake_engine import FakeEngine
 from support.tiny_engines import TinyEngine, load_tiny
 from support.tiny_models import make_llama
@@ -69,8 +71,9 @@ def test_a_replay_agrees_with_an_engine_under_pressure(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         scheduler=SchedulerConfig(max_running=1, max_step_tokens=chunk),
+        policy="lru",
     )
-    result = replay(make_trace(prompts), "lru", num_blocks, PrefillCost())
+    result = replay(make_trace(prompts), "lru", num_blocks, PRIOR)
     assert result.hit_tokens.tolist() == hits_of(engine, prompts)
     snapshot = engine.cache.snapshot()
     assert snapshot.num_evicted_blocks == result.num_evicted_blocks
@@ -81,7 +84,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("llama")
 
 
-def test_a_replay_agrees_with_a_model(directory: Path) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_agrees_with_a_model(policy: str, directory: Path) -> None:
     rng = np.random.default_rng(5)
     systems = [[0, 1, 2], [1, 1], [2, 0, 3, 3]]
     prompts: list[list[int]] = []
@@ -91,11 +95,14 @@ def test_a_replay_agrees_with_a_model(directory: Path) -> None:
         prompts.append([*start, OWN + number])
     num_blocks = 24
     engine = TinyEngine(
-        load_tiny(make_llama(), directory), num_blocks=num_blocks, block_size=BLOCK_SIZE
+        load_tiny(make_llama(), directory),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        policy=policy,
     )
     # The engine's clock stands still, and what was used at one time goes by its order.
     trace = make_trace(prompts, seconds_apart=0.0)
-    result = replay(trace, "lru", num_blocks, PrefillCost())
+    result = replay(trace, policy, num_blocks, PRIOR)
     # Or nothing would have been shown.
     assert result.num_evicted_blocks > num_blocks
     assert 0.1 < result.hit_rate < 0.9

@@ -6,17 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefold.advisor import (
-    PrefillCost,
-    grow_block_tree,
-    replay,
-    replay_clairvoyant,
-)
+from prefold.advisor import grow_block_tree, replay, replay_clairvoyant
+from prefold.eviction.cost import PRIOR
 from prefold.eviction.registry import POLICIES
 from support.naive_eviction import NaiveLru, most_hits, prefixes
 from support.traces import make_trace
-
-COST = PrefillCost()
 
 
 @st.composite
@@ -57,7 +51,7 @@ def test_lru_hits_what_a_dict_of_prefixes_does(
     trace = make_trace(prompts)
     naive = NaiveLru(num_blocks)
     expected = [16 * naive.serve(prompt) for prompt in prompts]
-    result = replay(trace, "lru", num_blocks, COST)
+    result = replay(trace, "lru", num_blocks, PRIOR)
     assert result.hit_tokens.tolist() == expected
     assert result.num_evicted_blocks == naive.num_evicted_blocks
     too_large = sum(len(prompt) > num_blocks for prompt in prompts)
@@ -76,7 +70,7 @@ def test_the_bound_is_the_best_of_all_choices(
     holds_prompts: bool,  # noqa: FBT001
 ) -> None:
     trace = make_trace(prompts)
-    result = replay_clairvoyant(trace, num_blocks, COST, holds_prompts=holds_prompts)
+    result = replay_clairvoyant(trace, num_blocks, PRIOR, holds_prompts=holds_prompts)
     assert result.num_hit_tokens == 16 * most_hits(
         prompts, num_blocks, holds_prompts=holds_prompts
     )
@@ -88,11 +82,11 @@ PROMPTS = repeated_prompts(letters=3, longest=8, num_requests=12)
 @given(prompts=PROMPTS, num_blocks=st.integers(1, 16))
 def test_no_policy_beats_the_bound(prompts: list[list[int]], num_blocks: int) -> None:
     trace = make_trace(prompts)
-    bound = replay_clairvoyant(trace, num_blocks, COST).num_hit_tokens
-    held = replay_clairvoyant(trace, num_blocks, COST, holds_prompts=True)
+    bound = replay_clairvoyant(trace, num_blocks, PRIOR).num_hit_tokens
+    held = replay_clairvoyant(trace, num_blocks, PRIOR, holds_prompts=True)
     assert held.num_hit_tokens <= bound
     for policy in POLICIES:
-        result = replay(trace, policy, num_blocks, COST)
+        result = replay(trace, policy, num_blocks, PRIOR)
         assert result.num_hit_tokens <= held.num_hit_tokens
         assert result.num_uncached == held.num_uncached
 
@@ -108,8 +102,8 @@ def test_with_room_for_all_everything_seen_is_hit(prompts: list[list[int]]) -> N
         seen.update(prefixes(prompt))
     assert num_blocks == max(len(seen), 1)
     for result in (
-        replay(trace, "lru", num_blocks, COST),
-        replay_clairvoyant(trace, num_blocks, COST),
+        replay(trace, "lru", num_blocks, PRIOR),
+        replay_clairvoyant(trace, num_blocks, PRIOR),
     ):
         assert result.hit_tokens.tolist() == expected
         assert result.num_evicted_blocks == 0

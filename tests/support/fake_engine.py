@@ -16,13 +16,14 @@ import torch
 
 from prefold.blocks.pool import BlockState
 from prefold.blocks.table import BlockCopy
-from prefold.cache import PrefixCache
+from prefold.cache import NO_QUOTAS, PrefixCache, QuotaSettings
 from prefold.engine.batch import SequenceSlice, StepPlan
 from prefold.engine.config import EngineConfig, ModelLimits, SchedulerConfig
 from prefold.engine.engine import Engine
 from prefold.engine.parts import EngineParts
 from prefold.engine.sampler import Sampler
 from prefold.errors import InvariantError
+from prefold.eviction.registry import DEFAULT_POLICY
 from support.fingerprints import make_fingerprint
 
 VOCAB_SIZE = 61
@@ -226,9 +227,17 @@ class FakeEngine(Engine):
         max_model_len: int = 100_000,
         scheduler: SchedulerConfig | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        policy: str = DEFAULT_POLICY,
+        quotas: QuotaSettings = NO_QUOTAS,
     ) -> None:
         clock = FakeClock()
-        cache = PrefixCache(num_blocks=num_blocks, block_size=block_size, clock=clock)
+        cache = PrefixCache(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            clock=clock,
+            policy=policy,
+            quotas=quotas,
+        )
         self.runner = FakeRunner(num_blocks, block_size)
         self.runner.may_write = lambda block: (
             cache._pool.state_of(block) is BlockState.PRIVATE

@@ -23,6 +23,7 @@ from prefold.engine.request import RequestOutput, SamplingParams
 from prefold.engine.row_probe import probe_rows
 from prefold.engine.sampler import Sampler
 from prefold.engine.verification_rig import Subject
+from prefold.eviction.registry import DEFAULT_POLICY
 from support.fingerprints import make_fingerprint
 from support.tiny_models import save_model
 
@@ -80,6 +81,7 @@ class TinyEngine(Engine):
         block_size: int = 16,
         scheduler: SchedulerConfig | None = None,
         has_tokenizer: bool = False,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         self.store = make_store(loaded, num_blocks, block_size)
         self.runner = WatchedRunner(ModelRunner(loaded, self.store))
@@ -87,7 +89,10 @@ class TinyEngine(Engine):
         super().__init__(
             EngineParts(
                 cache=PrefixCache(
-                    num_blocks=num_blocks, block_size=block_size, clock=lambda: 0.0
+                    num_blocks=num_blocks,
+                    block_size=block_size,
+                    clock=lambda: 0.0,
+                    policy=policy,
                 ),
                 runner=self.runner,
                 sampler=Sampler(loaded.vocab_size),

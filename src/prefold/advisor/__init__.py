@@ -21,7 +21,6 @@ from prefold.advisor.breakpoints import (
     find_breakpoint,
 )
 from prefold.advisor.clairvoyant import CLAIRVOYANT, replay_clairvoyant
-from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.replay import replay
 from prefold.advisor.replay_result import ReplayResult
 from prefold.advisor.trace import Trace, TraceRequest
@@ -40,7 +39,6 @@ __all__ = [
     "BlockTree",
     "BreakKind",
     "Breakpoint",
-    "PrefillCost",
     "ReplayResult",
     "TokenSpan",
     "Tokenize",

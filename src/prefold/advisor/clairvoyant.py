@@ -26,9 +26,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from prefold.advisor.block_tree import BlockTree, Ints, grow_block_tree
-from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.replay_result import ReplayResult, check_capacity, summarize
 from prefold.advisor.trace import Trace
+from prefold.eviction.cost import CostFit
 
 #: Its name in tables, beside those of the policies.
 CLAIRVOYANT = "clairvoyant"
@@ -37,7 +37,7 @@ CLAIRVOYANT = "clairvoyant"
 def replay_clairvoyant(
     trace: Trace,
     num_blocks: int,
-    cost: PrefillCost,
+    cost: CostFit,
     *,
     tree: BlockTree | None = None,
     holds_prompts: bool = False,

@@ -24,13 +24,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.replay_result import ReplayResult, check_capacity, summarize
 from prefold.advisor.trace import Trace, TraceRequest
 from prefold.blocks.table import TOKEN_DTYPE
 from prefold.cache import PrefixCache
 from prefold.cache.use_start import Recorded
 from prefold.errors import InvalidInputError
+from prefold.eviction.cost import CostFit
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 
@@ -46,8 +46,9 @@ def replay(
     trace: Trace,
     policy: str,
     num_blocks: int,
-    cost: PrefillCost,
+    cost: CostFit,
     *,
+    ranks_by_cost: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> ReplayResult:
     """Return what a cache of ``num_blocks`` under ``policy`` hits on a trace.
@@ -59,7 +60,8 @@ def replay(
         trace: Its requests in the order of their arrival.
         policy: A name that ``prefold.eviction.registry`` knows.
         num_blocks: Blocks of the cache, of the trace's block size.
-        cost: What prefill takes.
+        cost: What prefill of tokens takes.
+        ranks_by_cost: Whether the policy knows that, and not only that tokens are saved.
         on_progress: Called with the number of requests served, now and then.
 
     Raises:
@@ -70,6 +72,8 @@ def replay(
     check_capacity(num_blocks)
     begin_at = trace.requests[0].arrival_s if trace.requests else 0.0
     server = _Server(policy, num_blocks, trace.block_size, begin_at)
+    if ranks_by_cost:
+        server.cache.cost.assume(_cost_of_blocks(cost, trace.block_size))
     hit_blocks = np.zeros(len(trace.requests), dtype=np.int64)
     num_uncached = 0
     for number, request in enumerate(trace.requests):
@@ -96,6 +100,15 @@ def replay(
 
 #: Often enough for a bar, and rare enough to cost nothing.
 _REQUESTS_A_REPORT = 64
+
+
+def _cost_of_blocks(cost: CostFit, block_size: int) -> CostFit:
+    """Return what the cache's tokens cost, each of which is a block of the trace."""
+    return CostFit(
+        per_step=cost.per_step,
+        per_token=cost.saved_s(0, block_size),
+        per_pair=cost.per_pair * block_size**2,
+    )
 
 
 class _Server:

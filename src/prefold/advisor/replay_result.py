@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.trace import Trace
 from prefold.errors import InvalidInputError
+from prefold.eviction.cost import CostFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ def summarize(  # noqa: PLR0913 -- what a replay has counted, each by its name
     num_uncached: int,
     num_evictions: int,
     num_evicted_blocks: int,
-    cost: PrefillCost,
+    cost: CostFit,
 ) -> ReplayResult:
     """Return the result of a replay that hit ``hit_blocks`` full blocks, by request."""
     hit_tokens = hit_blocks * trace.block_size
@@ -81,5 +81,5 @@ def summarize(  # noqa: PLR0913 -- what a replay has counted, each by its name
         num_uncached=num_uncached,
         num_evictions=num_evictions,
         num_evicted_blocks=num_evicted_blocks,
-        saved_prefill_ms=float(cost.prefix_ms(hit_tokens).sum()),
+        saved_prefill_ms=1000 * sum(cost.saved_s(0, num) for num in hit_tokens.tolist()),
     )

@@ -210,15 +210,15 @@ class ApprovedPrefixes:
                 "committed"
             )
         end = cut_at(tree, lease.node, num_blocks)
-        if same is not None:
-            mark_path(tree, end, same.mark)
-            return same.approval
-        if terms.pinned or self._quotas.num_reserved:
+        if (terms.pinned and same is None) or self._quotas.num_reserved:
             try:
                 self._check_room(end, num_kept, terms)
             except CapacityError:
                 tree.merge(end)
                 raise
+        if same is not None:
+            mark_path(tree, end, same.mark)
+            return same.approval
         held = self._make(tree, domain, tokens, terms)
         mark_path(tree, end, held.mark)
         if terms.pinned:
@@ -273,6 +273,9 @@ class ApprovedPrefixes:
                 "pinned approval, approve without pinning, or raise cache_memory (or "
                 "cache_blocks)"
             )
+        # What died counts as approved until it is swept.
+        for tree in self._trees.all():
+            tree.sweep(num_blocks)
         # What somebody reserved may hang below what is approved, which then has to stay.
         fixed = quotas.num_reserved
         fixed += quotas.num_approved if fixed else num_pinned

@@ -142,30 +142,31 @@ class LeasePaths:
 
     def end(self, lease: Lease, computed: int) -> None:
         """Publish the partial tail, give the private blocks back, and leave the tree."""
-        kept = lease.num_published + self._publish_tail(lease, computed)
+        tail = self._publish_tail(lease, computed)
+        kept = lease.num_published + (tail is not None)
         self._pool.free(lease.block_ids[kept:], BlockState.PRIVATE)
         lease.is_released = True
         tree, node = lease.tree, lease.node
-        self._usage.end(lease, computed)
+        self._usage.end(lease, computed, tail)
         tree.unpin(node, lease.retention)
         if lease.retention.ends_conversation:
-            tree.end_conversation(node)
+            tree.end_conversation(node, tail)
         for at in reversed(path_to(node)):
             tree.merge(at)
 
-    def _publish_tail(self, lease: Lease, computed: int) -> int:
+    def _publish_tail(self, lease: Lease, computed: int) -> Node | None:
         tree, begin = lease.tree, lease.num_published
         tail = lease.tokens[begin * tree.block_size : computed]
         # Whole blocks are approved, so what fills none could never be read.
         is_kept = lease.throwaway is None and not lease.access.approves
         if len(tail) == 0 or not is_kept:
-            return 0
+            return None
         own = tree.audiences.of(lease.own_audience)
         view = self._view(lease)
         ids = lease.block_ids[begin : begin + 1]
         published = tree.publish_partial(lease.node, view, tail, ids, lease.retention)
         tree.audiences.forget_if_empty(own)
-        return int(published)
+        return published
 
     def throw_away(self, lease: Lease) -> None:
         """Make the lease publish where nobody but its forks can read."""

@@ -213,15 +213,16 @@ class PrefixCache:
         if not lease.access.read or lease.is_doomed:
             return computed
         limit = (len(tokens) - 1) // self.block_size
-        reached = self._paths.walk(lease, limit).position * self.block_size
-        if reached <= computed:
-            return computed
-        if lease.copy_source is not None:
+        end = self._paths.walk(lease, limit)
+        if lease.copy_source is not None and end.position * self.block_size > computed:
             self.room.drop_copy(lease)
-        # Walked again: what the copy kept apart may have been merged.
-        self._paths.move(lease, self._paths.walk(lease, limit))
+            # What it kept apart may have been merged, and what it kept may be gone.
+            end = self._paths.walk(lease, limit)
+        if end.position * self.block_size <= computed:
+            return computed
+        self._paths.move(lease, end)
         self._frontiers.refile(lease)
-        return reached
+        return lease.num_published_tokens
 
     def release(self, lease: Lease, tokens: TokenIds, computed: int) -> None:
         """End the lease, whatever became of its request.
@@ -263,10 +264,8 @@ class PrefixCache:
         self.commit(lease, tokens, computed)
         tail = computed % self.block_size
         targets = self.room.take(num_forks if tail else 0, lease.account)
-        forks = [
-            self._paths.branch(lease, targets[index : index + 1], tail)
-            for index in range(num_forks)
-        ]
+        own = [targets[index : index + 1] for index in range(num_forks)]
+        forks = [self._paths.branch(lease, target, tail) for target in own]
         for fork in forks:
             self._enter(fork.lease)
         return forks

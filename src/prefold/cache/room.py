@@ -170,6 +170,18 @@ class Room:
                 raise InvariantError("an account is above its maximum for good")
             self._evict_tail(first[0], account.num_excess, first[1])
 
+    def num_idle_on(self, found: Lookup) -> int:
+        """Return how many blocks of a match would not be idle any more. O(nodes)."""
+        at, num_idle = found.end, 0
+        if at is None or at.is_freed:
+            return 0
+        position = found.num_matched_tokens
+        while at.parent is not None:
+            if at.count == 0:
+                num_idle += (position - at.start) // self._trees.block_size
+            position, at = at.start, at.parent
+        return num_idle
+
     def expect(self, found: Lookup) -> None:
         """Note that a request is queued which will use what was found for it.
 

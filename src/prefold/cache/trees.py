@@ -28,11 +28,11 @@ class Trees:
 
     __slots__ = (
         "_account_of",
-        "_block_size",
         "_by_fingerprint",
         "_clock",
         "_in_order",
         "_pool",
+        "block_size",
     )
 
     def __init__(
@@ -44,7 +44,7 @@ class Trees:
     ) -> None:
         self._pool = pool
         self._account_of = account_of
-        self._block_size = block_size
+        self.block_size = block_size
         self._clock = clock
         self._by_fingerprint: dict[Fingerprint, PrefixTree] = {}
         self._in_order: list[PrefixTree] = []
@@ -70,15 +70,15 @@ class Trees:
         tree = self._by_fingerprint.get(fingerprint)
         if tree is not None:
             return tree
-        if fingerprint.block_size != self._block_size:
+        if fingerprint.block_size != self.block_size:
             raise ConfigError(
-                f"the cache has blocks of {self._block_size} tokens, the fingerprint is "
+                f"the cache has blocks of {self.block_size} tokens, the fingerprint is "
                 f"for {fingerprint.block_size}"
             )
         return PrefixTree(
             tree_id=len(self._in_order),
             pool=self._pool,
-            block_size=self._block_size,
+            block_size=self.block_size,
             clock=self._clock,
             max_tombstones=MAX_TOMBSTONES,
             account_of=self._account_of,
@@ -132,7 +132,7 @@ class Trees:
         """Refine "never seen" where another fingerprint's tree has the first block."""
         if miss.kind is not MissKind.NEVER_SEEN or miss.at_token > 0:
             return miss
-        first = tokens[: self._block_size].tobytes()
+        first = tokens[: self.block_size].tobytes()
         for other, tree in self._by_fingerprint.items():
             if other == fingerprint or not tree.root.children:
                 continue

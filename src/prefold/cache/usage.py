@@ -17,7 +17,6 @@ from prefold.cache.use_start import Recorded, Revived, UseStart
 from prefold.eviction.queue import EvictionQueue
 from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
-from prefold.tree.dead import all_children
 from prefold.tree.lost import LostRun, asked_again
 from prefold.tree.node import LossCause, Node
 from prefold.tree.path import path_to
@@ -109,8 +108,11 @@ class Usage:
             policy.note_reuse(node.cohort, node.num_blocks, now)
             node.cohort = None
 
-    def end(self, lease: Lease, computed: int) -> None:
-        """Note that a request is over, while its lease still holds its path. O(nodes)."""
+    def end(self, lease: Lease, computed: int, tail: Node | None) -> None:
+        """Note that a request is over, while its lease still holds its path. O(nodes).
+
+        ``tail`` is the partial leaf that it leaves, if it does.
+        """
         node, start = lease.node, lease.start
         if start is None:
             return
@@ -118,10 +120,9 @@ class Usage:
         for each in start.revived:
             _revive(lease.tree, node, each)
         path = [at for at in path_to(node) if not at.readers.is_throwaway]
-        tails = [it for it in all_children(node) if it.is_partial and it.use is None]
         cohort: Cohort | None = None
         by_account: dict[Account, list[Cohort]] = {}
-        for at in [*path, *tails]:
+        for at in path if tail is None else [*path, tail]:
             if at.cohort is not None:
                 # Somebody else, who ran meanwhile, has used it and was over before.
                 at.cohort.leave(at.num_blocks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from prefold.advisor.block_tree import BlockTree, grow_block_tree
 from prefold.advisor.clairvoyant import replay_clairvoyant
-from prefold.advisor.prefill_cost import PrefillCost
 from prefold.advisor.replay import replay
 from prefold.advisor.replay_result import ReplayResult
 from prefold.advisor.trace import Trace
@@ -18,6 +18,7 @@ from prefold.cli.console import Screen
 from prefold.cli.replay_capacity import Capacity, parse_capacities
 from prefold.cli.replay_options import ReplayOptions
 from prefold.errors import InvalidInputError
+from prefold.eviction.cost import CostFit
 from prefold.eviction.registry import POLICIES, check_policy
 
 #: What the others are measured from.
@@ -52,6 +53,14 @@ class _Rows:
         return None if gap <= 0 else (result.hit_rate - self.baseline.hit_rate) / gap
 
 
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What prefill takes, and whether policies rank by it."""
+
+    fit: CostFit
+    rank: bool
+
+
 def run_replay(options: ReplayOptions) -> int:
     """Replay a trace under every policy at every capacity, and show what was hit."""
     policies = _policies(options.policies)
@@ -62,9 +71,7 @@ def run_replay(options: ReplayOptions) -> int:
         num_merged=options.merge,
         is_strict=options.is_strict,
     )
-    cost = PrefillCost(
-        ms_per_token=options.ms_per_token, ms_per_token_per_1k_depth=options.ms_per_1k_depth
-    )
+    costs = _Costs(fit=_cost(options), rank=options.ranks_by_cost)
     with Screen(as_json=options.as_json) as screen:
         with screen.spinner(f"Reading {options.trace.name}"):
             reading = read_trace(options.trace, trace_options)
@@ -72,7 +79,7 @@ def run_replay(options: ReplayOptions) -> int:
             tree = grow_block_tree(request.block_ids() for request in trace.requests)
         sizes = [(each, each.resolve(_num_distinct(trace, tree))) for each in capacities]
         rows = [
-            _replay_all(trace, tree, capacity, size, policies, cost, screen)
+            _replay_all(trace, tree, capacity, size, policies, costs, screen)
             for capacity, size in sizes
         ]
         _report_problems(reading, screen)
@@ -81,6 +88,18 @@ def run_replay(options: ReplayOptions) -> int:
         else:
             _show(trace, tree, rows, screen)
     return 0
+
+
+def _cost(options: ReplayOptions) -> CostFit:
+    for value in (options.ms_per_token, options.ms_per_1k_depth):
+        # That it is not below 0 was seen to when it was read.
+        if not math.isfinite(value):
+            raise InvalidInputError(f"a prefill cost must be a number, got {value}")
+    return CostFit(
+        per_step=0.0,
+        per_token=options.ms_per_token / 1e3,
+        per_pair=options.ms_per_1k_depth / 1e6,
+    )
 
 
 def _policies(text: str | None) -> list[str]:
@@ -117,17 +136,22 @@ def _replay_all(  # noqa: PLR0913, PLR0917 -- what a replay needs
     capacity: Capacity,
     num_blocks: int,
     policies: Sequence[str],
-    cost: PrefillCost,
+    costs: _Costs,
     screen: Screen,
 ) -> _Rows:
     by_policy = {}
     for policy in dict.fromkeys([*policies, _BASELINE]):
         screen.begin_runs(f"Replaying {policy} at {capacity.text}", len(trace.requests))
         by_policy[policy] = replay(
-            trace, policy, num_blocks, cost, on_progress=screen.advance
+            trace,
+            policy,
+            num_blocks,
+            costs.fit,
+            ranks_by_cost=costs.rank,
+            on_progress=screen.advance,
         )
     with screen.spinner(f"Finding the bound at {capacity.text}"):
-        bound = replay_clairvoyant(trace, num_blocks, cost, tree=tree)
+        bound = replay_clairvoyant(trace, num_blocks, costs.fit, tree=tree)
     return _Rows(
         capacity=capacity,
         baseline=by_policy[_BASELINE],

@@ -46,6 +46,10 @@ def replay(  # noqa: PLR0913 -- typer reads the options off the signature
     ms_per_1k_depth: Annotated[
         float, typer.Option(min=0, help="More for every 1,000 tokens before it.")
     ] = 0.01,
+    rank_by_cost: Annotated[
+        bool,
+        typer.Option("--rank-by-cost", help="Keep what saves most time, not most tokens."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what eviction policies would have hit on a recorded trace."""
@@ -59,6 +63,7 @@ def replay(  # noqa: PLR0913 -- typer reads the options off the signature
         is_strict=strict,
         ms_per_token=ms_per_token,
         ms_per_1k_depth=ms_per_1k_depth,
+        ranks_by_cost=rank_by_cost,
         as_json=as_json,
     )
     return load_light("prefold.cli.replay", "run_replay")(options)

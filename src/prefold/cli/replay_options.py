@@ -19,6 +19,7 @@ class ReplayOptions:
         is_strict: Refuse a file that has anything wrong with it.
         ms_per_token: Of prefill, where nothing stands before.
         ms_per_1k_depth: A token's prefill more for every 1,000 tokens before it.
+        ranks_by_cost: Have the policies rank by these figures.
     """
 
     trace: Path
@@ -30,4 +31,5 @@ class ReplayOptions:
     is_strict: bool
     ms_per_token: float
     ms_per_1k_depth: float
+    ranks_by_cost: bool
     as_json: bool

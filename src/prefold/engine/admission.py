@@ -36,6 +36,10 @@ def check_capacity(
     cache.expire_due()
     num_blocks = cache.room.capacity(domain, cache.approved.num_pinned_blocks)
     if num_blocks_for(num_needed, size) > num_blocks:
+        # What died counts until it is swept.
+        cache.room.sweep()
+        num_blocks = cache.room.capacity(domain, cache.approved.num_pinned_blocks)
+    if num_blocks_for(num_needed, size) > num_blocks:
         num_fixed = cache.num_blocks - num_blocks
         fixed = f" beside {num_fixed} that are pinned or reserved" if num_fixed else ""
         raise RequestError(
@@ -153,9 +157,10 @@ class Admission:
         end = max(lookup.num_hit_tokens + num_tokens, num_held)
         num_blocks = num_blocks_for(end, cache.block_size)
         num_matched = lookup.num_matched_tokens // cache.block_size
-        # Blocks to be matched may be among the available ones, so this refuses only
-        # what the exact check below would refuse, without touching the tree.
-        if room.num_available(domain) - (num_blocks - num_matched) < num_spare:
+        # Refuses what the exact check below would refuse, without touching the tree, where
+        # each attempt would count as a use.
+        num_available = room.num_available(domain) - room.num_idle_on(lookup)
+        if num_available - (num_blocks - num_matched) < num_spare:
             return None
         tokens = sequence.tokens
         lease = cache.acquire(

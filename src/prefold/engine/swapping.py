@@ -238,6 +238,7 @@ class Swapper:
         intake = self._switch(prepared)
         invalidation = None
         if new != old:
+            cache.cost.forget()
             num_ended += self._end(self._approving(), _NOT_APPROVED)
             invalidation = cache.invalidate(ByFingerprint(fingerprint=old))
         other_ids = new.tokenizer != old.tokenizer or (

@@ -119,6 +119,12 @@ class PrefillCost:
         self._steps.clear()
         self._fit = fit
 
+    def forget(self) -> None:
+        """Begin anew, for another model."""
+        self._steps.clear()
+        self._num_new = 0
+        self._fit = None
+
     @property
     def grows(self) -> bool:
         """Whether a deep token costs more than one at the beginning."""

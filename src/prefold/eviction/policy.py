@@ -27,7 +27,7 @@ class LeafFacts:
         last_used_at: When a lease last came or went.
         num_hits: Leases that began by matching it.
         num_blocks: Blocks it holds.
-        depth: Position of its first token.
+        depth: Position after its last token: its last block is the first to go.
         kind: The policy's number for how it was used last; None if it gave none.
     """
 

@@ -154,6 +154,6 @@ def facts_of(node: Node) -> LeafFacts:
         last_used_at=node.last_used_at,
         num_hits=node.num_hits,
         num_blocks=node.num_blocks,
-        depth=node.start,
+        depth=node.end,
         kind=None if node.cohort is None else node.cohort.kind,
     )

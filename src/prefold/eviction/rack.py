@@ -82,8 +82,12 @@ class Rack:
         if self._version != self.policy.version:
             self._rank_anew()
         while self._heads:
-            _, worth, _, ticket, key = self._heads[0]
+            first = self._heads[0]
+            _, worth, _, ticket, key = first
             entry = self._clean(key)
+            if self._heads[0] is not first:
+                # What came forward on that shelf is worth less than was known before.
+                continue
             if entry is not None and entry.ticket == ticket:
                 return key[0], entry, worth
             heapq.heappop(self._heads)

@@ -146,6 +146,8 @@ class Value:
         cohort.num_lost += num_blocks
         self._lost.append((cohort, num_blocks))
         self._num_lost += num_blocks
+        while self._lost and not self._lost[0][0].num_lost:
+            self._lost.popleft()
         while self._num_lost > self._limit:
             oldest, num_lost = self._lost.popleft()
             num_forgotten = min(num_lost, oldest.num_lost)
@@ -178,6 +180,10 @@ class Value:
             oldest.popleft()
 
     def _fit(self, keep: float) -> None:
+        # Those whose blocks were all used again need not wait, nor be remembered, longer.
+        for age, waiting in enumerate(self._by_age):
+            self._by_age[age] = deque(it for it in waiting if it.num_live > 0)
+        self._lost = deque(entry for entry in self._lost if entry[0].num_lost)
         self._survival.fit(keep)
         self.version += 1
 

@@ -70,8 +70,14 @@ def kill_subtree(
 
 
 def kill_expired(tree: PrefixTree, now: float) -> None:
-    """Unlink what was not used again in time. O(nodes that die)."""
-    while (node := tree.expiries.take(now)) is not None:
+    """Unlink what was not used again in time, some of it if there is much.
+
+    No walk meets the rest either.
+    """
+    for _ in range(NODES_A_STEP):
+        node = tree.expiries.take(now)
+        if node is None:
+            return
         if tree.audiences.is_doomed(node):
             continue
         top, parent = node, node.parent

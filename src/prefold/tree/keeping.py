@@ -5,7 +5,6 @@ Nodes of approved prefixes are left alone: they are kept as their approval says.
 
 from __future__ import annotations
 
-from prefold.tree.dead import all_children
 from prefold.tree.node import Node
 from prefold.tree.retention import Retention
 
@@ -41,22 +40,27 @@ def are_kept_alike(one: Node, other: Node) -> bool:
     )
 
 
-def end_conversation(node: Node) -> list[Node]:
+def end_conversation(node: Node, tail: Node | None) -> list[Node]:
     """Note that nothing is expected below, up to where others go on. O(depth in nodes).
 
     Until it is used again, it goes before everything else of its account. Returns the
     nodes that this concerns; those that can be evicted are to be ranked anew.
+
+    Args:
+        node: Where the conversation's whole blocks end.
+        tail: Its partial leaf, if it has one.
     """
-    ended: list[Node] = []
+    ended = [] if tail is None else [tail]
+    num_own = len(ended)
     at = node
     while (
         at.parent is not None
         and not at.readers.is_approved
         and at.count == 0
-        and len(at.children or ()) <= 1
+        and len(at.children or ()) + at.num_partial == num_own
     ):
-        ended += [at, *(child for child in all_children(at) if child.is_partial)]
-        at = at.parent
+        ended.append(at)
+        at, num_own = at.parent, 1
     for each in ended:
         each.is_ended = True
     return ended

@@ -18,8 +18,9 @@ from prefold.tree.cohort import Cohort
 
 Marks = npt.NDArray[np.int64]
 
-#: Runs of one tombstone; the deepest are forgotten first.
+#: Runs of one tombstone, and blocks of one run; the deepest are forgotten first.
 MAX_RUNS = 8
+MAX_BLOCKS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def joined(first: LostRun | None, rest: Iterable[LostRun]) -> tuple[LostRun, ...
     for run in rest:
         if runs and runs[-1].cohort is run.cohort:
             marks = np.concatenate([runs[-1].marks, run.marks])
-            runs[-1] = LostRun(run.cohort, marks, runs[-1].num_forks)
+            runs[-1] = LostRun(run.cohort, marks[:MAX_BLOCKS], runs[-1].num_forks)
         else:
             runs.append(run)
     return tuple(runs[:MAX_RUNS])

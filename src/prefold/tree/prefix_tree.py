@@ -187,6 +187,7 @@ class PrefixTree:
             and node.tombstones is None
             and not node.marks
             and not node.num_forks
+            and node.cohort is None
             and not self.audiences.is_dead(node)
             and is_kept_alike(node, self._clock(), retention)
         ):
@@ -212,15 +213,15 @@ class PrefixTree:
         tokens: TokenIds,
         block_ids: BlockIds,
         retention: Retention = KEEP,
-    ) -> bool:
+    ) -> Node | None:
         """Hang a partial leaf of ``tokens``, fewer than a block, below ``node``.
 
-        It belongs to the last audience of ``view``. Returns False, and takes no block,
+        It belongs to the last audience of ``view``. Returns None, and takes no block,
         where a child that can be seen begins with these tokens already. The leaf is idle
         at once.
         """
         if view.has_child_with(node, tokens):
-            return False
+            return None
         readers = view.readable[-1]
         self._remove_superseded(node, readers, tokens)
         self._pool.publish(block_ids)
@@ -234,7 +235,7 @@ class PrefixTree:
         self.expiries.watch(leaf)
         self._idle_leaves.append(leaf)
         self.version += 1
-        return True
+        return leaf
 
     def _new_node(
         self,
@@ -308,8 +309,9 @@ class PrefixTree:
         """Join ``node`` with its only child where no lease and no loss lies between."""
         # A dead node stays as it is: the dead list may be half-way through it. Nor does
         # one take an older child's age.
-        if self.num_invalidations and (
-            self.audiences.is_doomed(node) or self.audiences.has_old_child(node)
+        if len(node.children or ()) != 1 or (
+            self.num_invalidations
+            and (self.audiences.is_doomed(node) or self.audiences.has_old_child(node))
         ):
             return
         child = merge(node)
@@ -382,9 +384,10 @@ class PrefixTree:
             self.free_node(node)
         return freed
 
-    def end_conversation(self, node: Node) -> None:
+    def end_conversation(self, node: Node, tail: Node | None) -> None:
         """Let what only one conversation uses go first. O(depth in nodes)."""
-        self._idle_leaves += [it for it in end_conversation(node) if it.is_evictable]
+        ended = end_conversation(node, tail)
+        self._idle_leaves += [it for it in ended if it.is_evictable]
 
     def take_idle_leaves(self) -> list[Node]:
         """Return and forget the nodes that may have become evictable."""

@@ -7,6 +7,8 @@ valid through both.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from prefold.errors import InvariantError
@@ -32,6 +34,9 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
     upper.priority = node.priority
     upper.is_ended = node.is_ended
     upper.wanted_until = node.wanted_until
+    # Who waits for no more than the upper half must not protect the lower one; who waits
+    # for both looks it up again, now that the tree has changed.
+    node.wanted_until = -math.inf
     upper.cohort = node.cohort
     upper.use = node.use
     upper.num_forks = node.num_forks

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from prefold.advisor import (
     CLAIRVOYANT,
-    PrefillCost,
     ReplayResult,
     Trace,
     agent_trace,
@@ -17,9 +15,10 @@ from prefold.advisor import (
     replay_clairvoyant,
 )
 from prefold.errors import ConfigError, InvalidInputError
+from prefold.eviction.cost import CostFit
 from support.traces import make_trace
 
-COST = PrefillCost(ms_per_token=2.0, ms_per_token_per_1k_depth=500.0)
+COST = CostFit(per_step=9.0, per_token=2.0, per_pair=0.5)
 
 
 def lru(trace: Trace, num_blocks: int) -> ReplayResult:
@@ -44,8 +43,20 @@ def test_hits_are_counted_in_tokens_of_all_prompts() -> None:
 def test_saved_prefill_counts_every_hit_token_at_its_depth() -> None:
     result = lru(make_trace([[1, 2], [1, 2]], block_size=4), 8)
     by_token = [2.0 + 0.5 * depth for depth in range(8)]
-    assert result.saved_prefill_ms == pytest.approx(sum(by_token))
-    assert COST.prefix_ms(np.array([0])).tolist() == [0.0]
+    assert result.saved_prefill_ms == pytest.approx(1000 * sum(by_token))
+
+
+@pytest.mark.parametrize(("block_size", "num_hits"), [(1, 8), (16, 9)])
+def test_ranked_by_cost_what_stands_deep_in_tokens_is_kept(
+    block_size: int, num_hits: int
+) -> None:
+    begin = list(range(8))
+    deep, other = [*begin, 20], [*begin, 21]
+    trace = make_trace([deep, other, [9], [30], deep], block_size)
+    plain = replay(trace, "value", 11, COST)
+    by_cost = replay(trace, "value", 11, COST, ranks_by_cost=True)
+    assert plain.hit_tokens.tolist()[-1] == 8 * block_size
+    assert by_cost.hit_tokens.tolist()[-1] == num_hits * block_size
 
 
 def test_the_tail_of_the_oldest_goes_first() -> None:
@@ -110,6 +121,3 @@ def test_what_makes_no_sense_is_refused() -> None:
     backwards = dataclasses.replace(trace, requests=list(trace.requests)[::-1])
     with pytest.raises(InvalidInputError, match=r"at 0\.0 s comes after one of 1\.0 s"):
         lru(backwards, 1)
-    for bad in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InvalidInputError, match="a prefill cost"):
-            PrefillCost(ms_per_token=bad)

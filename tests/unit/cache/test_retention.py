@@ -153,6 +153,16 @@ def test_a_readers_time_does_not_shorten_or_prolong_what_is_approved() -> None:
     assert driver.hit(PROBE, domain) == 0
 
 
+def test_what_expires_in_several_branches_at_once_is_counted_once() -> None:
+    driver, clock = make_driver()
+    for start in (500, 600):
+        driver.serve([*PROMPT, *numbered(2 * B, start)], retention=SHORT)
+    clock.now = 10.0
+    run = driver.acquire(PROBE)
+    assert run.lease.miss.num_lost_blocks == 8
+    driver.end(run)
+
+
 def test_many_uses_enter_one_expiry() -> None:
     driver, clock = make_driver()
     for index in range(500):

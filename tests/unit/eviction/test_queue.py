@@ -209,6 +209,18 @@ def test_what_shelves_are_worth_is_asked_anew_when_the_policy_has_learned() -> N
     assert first(queue) is new
 
 
+def test_a_shelf_whose_worth_fell_meanwhile_loses_nobody() -> None:
+    policy = Fading()
+    queue = EvictionQueue(lambda: policy)
+    nodes = [leaf(96.0), leaf(97.0), leaf(98.0)]
+    for node in nodes:
+        queue.push(node, NOW)
+    # Not told by a new version: what is measured changes at any time.
+    policy.worth_by_shelf["new"] = 5.0
+    nodes[0].is_freed = True
+    assert order(queue) == nodes[1:]
+
+
 def test_any_order_of_pushes_is_sorted() -> None:
     dice = Random(5)  # noqa: S311 -- a test's dice
     queue = EvictionQueue(Fading)
