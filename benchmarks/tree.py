@@ -163,7 +163,11 @@ def conversation(sizes: Sizes) -> list[Figure]:
     after_prefixes = measure("after every prefix was acquired")
     more = max(after_repeats, after_prefixes) - first
     figures.append(Figure(name="nodes after the first time", value=first, unit="nodes"))
-    figures.append(Figure(name="nodes more after that", value=more, unit="nodes", bound=0))
+    # What more requests begin with than the next part, by a power of two, stays apart.
+    bound = sizes.prompt.bit_length()
+    figures.append(
+        Figure(name="nodes more after that", value=more, unit="nodes", bound=bound)
+    )
     return figures
 
 

@@ -257,7 +257,7 @@ def test_a_priority_ranks_inside_its_own_tenants_share(
         ACME,
         BLUE,
         num_blocks=POOL,
-        cache_config=CacheConfig(ranks_across=across),
+        cache_config=CacheConfig(policy="lru", ranks_across=across),
         clock=clock,
     )
 

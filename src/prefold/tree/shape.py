@@ -74,8 +74,7 @@ def merge(node: Node) -> Node | None:
         or child.count != node.count
         or child.marks != node.marks
         or not are_kept_alike(node, child)
-        or child.cohort is not node.cohort
-        or bool(child.num_forks) != bool(node.num_forks)
+        or not _are_used_alike(node, child)
         or node.tombstones is not None
         or node.is_freed
     ):
@@ -83,6 +82,13 @@ def merge(node: Node) -> Node | None:
     contents = None
     if node.contents is not None and len(node.contents) == node.num_blocks:
         contents = node.contents + (child.contents or [])
+    if (
+        node.cohort is not None
+        and child.cohort is not None
+        and (node.cohort is not child.cohort)
+    ):
+        node.cohort.leave(node.num_blocks)
+        child.cohort.join(node.num_blocks)
     child.set_run(
         np.concatenate([node.tokens, child.tokens]),
         np.concatenate([node.block_ids, child.block_ids]),
@@ -101,6 +107,24 @@ def merge(node: Node) -> Node | None:
     node.is_attached = False
     node.readers.num_nodes -= 1
     return child
+
+
+def _are_used_alike(node: Node, child: Node) -> bool:
+    """Whether nothing that is learned tells two nodes apart.
+
+    Of what many requests begin with, only how many did counts, so that one who asks for
+    every prefix of a long text does not leave it in pieces.
+    """
+    one, other = node.cohort, child.cohort
+    if one is other:
+        return bool(node.num_forks) == bool(child.num_forks)
+    return (
+        one is not None
+        and other is not None
+        and one.kind == other.kind
+        and node.num_forks > 0
+        and child.num_forks > 0
+    )
 
 
 def _take_place(parent: Node, old: Node, new: Node) -> None:
