@@ -16,7 +16,7 @@ from prefold.cache.survey import Survey
 from prefold.cache.use_start import Recorded, Revived, UseStart
 from prefold.eviction.queue import EvictionQueue
 from prefold.tree.account import Account
-from prefold.tree.cohort import Cohort, Use
+from prefold.tree.cohort import Cohort, Request, Use
 from prefold.tree.lost import LostRun, asked_again
 from prefold.tree.node import LossCause, Node
 from prefold.tree.path import path_to
@@ -116,7 +116,8 @@ class Usage:
         node, start = lease.node, lease.start
         if start is None:
             return
-        use = _use(start, computed, self._clock(), lease.recorded)
+        request = _request(start, computed, lease.recorded)
+        use = Use(self._clock(), start.turn, computed)
         for each in start.revived:
             _revive(lease.tree, node, each)
         path = [at for at in path_to(node) if not at.readers.is_throwaway]
@@ -128,7 +129,7 @@ class Usage:
                 at.cohort.leave(at.num_blocks)
             at.use = use
             account = at.readers.account
-            kind = self._queue.policy_of(account).kind_of(use, at.num_forks, at.gap_s)
+            kind = self._queue.policy_of(account).kind_of(request, at.num_forks, at.gap_s)
             if cohort is None or (cohort.kind, cohort.account) != (kind, account):
                 cohort = Cohort(use, account, kind)
                 by_account.setdefault(account, []).append(cohort)
@@ -156,18 +157,16 @@ def _revive(tree: PrefixTree, node: Node, revived: Revived) -> None:
             its.num_forks, its.gap_s = revived.num_forks, revived.gap_s
 
 
-def _use(start: UseStart, computed: int, now: float, recorded: Recorded | None) -> Use:
+def _request(start: UseStart, computed: int, recorded: Recorded | None) -> Request:
     num_new = start.num_prompt_positions - start.num_known_positions
     num_reply = max(computed - start.num_prompt_positions, 0)
     if recorded is not None:
         num_known = start.num_known_positions * recorded.tokens_per_position
         num_new = recorded.num_prompt_tokens - num_known
         num_reply = recorded.num_reply_tokens
-    return Use(
-        at=now,
+    return Request(
         turn=start.turn,
         is_fork=start.is_fork,
-        num_positions=computed,
         num_new_tokens=max(num_new, 0),
         num_reply_tokens=num_reply,
         gap_s=start.gap_s,

@@ -42,7 +42,7 @@ class UseStart:
     """What is known of a request's use of the cache when it begins.
 
     Attributes:
-        turn: As in ``Use``, as are ``is_fork`` and ``gap_s``.
+        turn: As in ``Request``, as are ``is_fork`` and ``gap_s``.
         num_prompt_positions: Positions of its prompt.
         num_known_positions: Of those, leading ones that are cached or were evicted.
         revived: Of the latter, those that several requests began with.

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from prefold.tree.cohort import Cohort, Use
+from prefold.tree.cohort import Cohort, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,11 @@ class EvictionPolicy(Protocol):
         """Return what a leaf of that shelf is worth: the lowest goes first."""
         ...
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
+    def kind_of(self, request: Request, num_forks: int, gap_s: float | None) -> int:
         """Return a number for how a request used a run; asked only of who learns.
 
         Args:
-            use: The request's.
+            request: Which.
             num_forks: Requests that went on differently after the run, or inside.
             gap_s: Since the run was last used before; None for a new one.
         """
@@ -126,9 +126,9 @@ class FixedPolicy:
         del shelf
         return 0.0
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
+    def kind_of(self, request: Request, num_forks: int, gap_s: float | None) -> int:
         """Tell no ways of being used apart."""
-        del use, num_forks, gap_s
+        del request, num_forks, gap_s
         return 0
 
     def note_uses(self, cohorts: Sequence[Cohort], now: float) -> None:

@@ -106,22 +106,23 @@ class EvictionQueue:
             for node in rack.take_due(now):
                 self.push(node, now)
             head = rack.head()
-            while head is not None and self._is_newly_awaited(head[1].node, head[0], now):
-                self.push(head[1].node, now)
+            while head is not None and self._is_newly_awaited(head[2].node, head[0], now):
+                self.push(head[2].node, now)
                 head = rack.head()
             if head is None:
                 continue
-            place, entry, worth = head
+            place, shelf, entry, worth = head
             key = (
                 not account.num_excess,
                 place.priority if self._across else 0,
                 place.is_awaited,
                 worth,
-                entry.rank.order,
+                entry.order,
                 entry.ticket,
             )
             if best is None or key < best_key:
-                best, best_key = (entry.node, entry.rank), key
+                best = entry.node, Rank(shelf, entry.order, entry.until)
+                best_key = key
         return best
 
     def _is_newly_awaited(self, node: Node, place: Place, now: float) -> bool:

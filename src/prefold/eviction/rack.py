@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     order: float
     ticket: int
     node: Node
-    rank: Rank
+    until: float
 
     @property
     def is_valid(self) -> bool:
@@ -73,12 +73,12 @@ class Rack:
         """Enter a leaf. O(log n)."""
         key = (place, rank.shelf)
         shelf = self._shelves.setdefault(key, [])
-        heapq.heappush(shelf, Entry(rank.order, ticket, node, rank))
+        heapq.heappush(shelf, Entry(rank.order, ticket, node, rank.until))
         if shelf[0].ticket == ticket:
             self._enter(key, shelf[0])
 
-    def head(self) -> tuple[Place, Entry, float] | None:
-        """Return the entry that goes next and what it is worth; None if there is none."""
+    def head(self) -> tuple[Place, Hashable, Entry, float] | None:
+        """Return what goes next: its place, shelf, entry and worth; None if nothing is."""
         if self._version != self.policy.version:
             self._rank_anew()
         while self._heads:
@@ -89,7 +89,7 @@ class Rack:
                 # What came forward on that shelf is worth less than was known before.
                 continue
             if entry is not None and entry.ticket == ticket:
-                return key[0], entry, worth
+                return *key, entry, worth
             heapq.heappop(self._heads)
         return None
 
@@ -128,8 +128,8 @@ class Rack:
     def _enter(self, key: _Key, head: Entry) -> None:
         worth = self.policy.worth(key[1])
         heapq.heappush(self._heads, (key[0], worth, head.order, head.ticket, key))
-        if head.rank.until < math.inf:
-            heapq.heappush(self._due, (head.rank.until, head.ticket, key))
+        if head.until < math.inf:
+            heapq.heappush(self._due, (head.until, head.ticket, key))
 
     def _rank_anew(self) -> None:
         self._version = self.policy.version

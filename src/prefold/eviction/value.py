@@ -27,7 +27,7 @@ from prefold.errors import InvariantError
 from prefold.eviction.cost import PrefillCost
 from prefold.eviction.policy import LeafFacts, Rank
 from prefold.eviction.survival import EDGES, NUM_AGES, Survival, age_of, end_of
-from prefold.tree.cohort import Cohort, Use
+from prefold.tree.cohort import Cohort, Request
 
 #: Evicted blocks that are remembered, as a multiple of the pool.
 REMEMBERED = 12
@@ -89,7 +89,7 @@ class Value:
         """Return where an idle leaf stands: by its kind, its age and its depth."""
         kind = facts.kind
         if kind is None:
-            kind = self._survival.kind_of(_features(_UNKNOWN_USE, 0, None))
+            kind = self._survival.kind_of(_features(_UNKNOWN, 0, None))
         age = age_of(max(now - facts.last_used_at, 0.0))
         level = (facts.depth + 1).bit_length() if self._cost.grows else 0
         return Rank(
@@ -106,9 +106,9 @@ class Value:
 
     # -- learning ------------------------------------------------------------------
 
-    def kind_of(self, use: Use, num_forks: int, gap_s: float | None) -> int:
+    def kind_of(self, request: Request, num_forks: int, gap_s: float | None) -> int:
         """Return the number of the features' values."""
-        return self._survival.kind_of(_features(use, num_forks, gap_s))
+        return self._survival.kind_of(_features(request, num_forks, gap_s))
 
     def note_uses(self, cohorts: Sequence[Cohort], now: float) -> None:
         """Let cohorts begin to wait; now and then, fit."""
@@ -206,26 +206,26 @@ def _weight(cohort: Cohort, num_blocks: int) -> float:
     return float(num_blocks / math.sqrt(cohort.num_blocks))
 
 
-def _features(use: Use, num_forks: int, gap_s: float | None) -> tuple[int, ...]:
+def _features(request: Request, num_forks: int, gap_s: float | None) -> tuple[int, ...]:
     """Return the values of the features, each a small number."""
     if num_forks:
         gap = _FORKED_GAP + _gap_level(gap_s or 0.0, 9)
         return (_NONE_TURN, _NONE_NEW, _NONE_REPLY, gap, _fork_level(num_forks))
-    new = _level(use.num_new_tokens, first=8, most=9)
+    new = _level(request.num_new_tokens, first=8, most=9)
     return (
-        _turn_level(use),
-        max(new, int(use.num_new_tokens > 0)),
-        _level(use.num_reply_tokens, first=5, most=8),
+        _turn_level(request),
+        max(new, int(request.num_new_tokens > 0)),
+        _level(request.num_reply_tokens, first=5, most=8),
         # Whatever follows within two seconds was sent by a program.
-        0 if use.gap_s is None else max(_gap_level(use.gap_s, 9), 1),
+        0 if request.gap_s is None else max(_gap_level(request.gap_s, 9), 1),
         0,
     )
 
 
-def _turn_level(use: Use) -> int:
-    if use.turn == 0:
-        return int(use.is_fork)
-    return 2 + min(use.turn - 1, 2) + (use.turn >= 4) + (use.turn >= 8)
+def _turn_level(request: Request) -> int:
+    if request.turn == 0:
+        return int(request.is_fork)
+    return 2 + min(request.turn - 1, 2) + (request.turn >= 4) + (request.turn >= 8)
 
 
 def _level(number: int, *, first: int, most: int) -> int:
@@ -243,11 +243,9 @@ def _fork_level(num_forks: int) -> int:
 
 
 #: Of blocks that nobody is known to have used.
-_UNKNOWN_USE = Use(
-    at=0.0,
+_UNKNOWN = Request(
     turn=0,
     is_fork=False,
-    num_positions=0,
     num_new_tokens=0,
     num_reply_tokens=0,
     gap_s=None,

@@ -12,24 +12,35 @@ from dataclasses import dataclass
 from prefold.tree.account import Account
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Use:
-    """How a request used its path.
+    """How a request used its path, as far as the next one has to know.
 
     Attributes:
         at: When it ended, on the cache's clock.
         turn: How many requests before it, each extending the one before, led to it.
-        is_fork: Whether it begins like another one and goes on differently.
         num_positions: How long its path was, in positions of the cache.
+    """
+
+    at: float
+    turn: int
+    num_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a request was like.
+
+    Attributes:
+        turn: As in ``Use``.
+        is_fork: Whether it begins like another one and goes on differently.
         num_new_tokens: Prompt tokens beyond what was known, be it cached or evicted.
         num_reply_tokens: Tokens it produced.
         gap_s: Since the request that it extends was over; None if it extends none.
     """
 
-    at: float
     turn: int
     is_fork: bool
-    num_positions: int
     num_new_tokens: int
     num_reply_tokens: int
     gap_s: float | None

@@ -7,13 +7,11 @@ from prefold.eviction.cost import CostFit, PrefillCost
 from prefold.eviction.policy import LeafFacts, Rank
 from prefold.eviction.value import REMEMBERED, Value
 from prefold.tree.account import Account
-from prefold.tree.cohort import Cohort, Use
+from prefold.tree.cohort import Cohort, Request, Use
 
-USE = Use(
-    at=0.0,
+REQUEST = Request(
     turn=0,
     is_fork=False,
-    num_positions=100,
     num_new_tokens=100,
     num_reply_tokens=50,
     gap_s=None,
@@ -27,8 +25,8 @@ def make(num_blocks: int = 100, cost: PrefillCost | None = None) -> Value:
 
 
 def cohort(value: Value, at: float, *, num_blocks: int = 4, turn: int = 0) -> Cohort:
-    use = dataclasses.replace(USE, at=at, turn=turn)
-    made = Cohort(use, ACCOUNT, value.kind_of(use, 0, None))
+    kind = value.kind_of(dataclasses.replace(REQUEST, turn=turn), 0, None)
+    made = Cohort(Use(at, turn, 100), ACCOUNT, kind)
     made.join(num_blocks)
     value.note_uses([made], at)
     value.check_invariants()
@@ -48,7 +46,7 @@ def worth(value: Value, kind: int, age: float, depth: int = 0) -> float:
 
 
 def kinds(value: Value, *uses: dict[str, object]) -> list[int]:
-    return [value.kind_of(dataclasses.replace(USE, **each), 0, None) for each in uses]  # type: ignore[arg-type]
+    return [value.kind_of(dataclasses.replace(REQUEST, **each), 0, None) for each in uses]  # type: ignore[arg-type]
 
 
 def test_what_differs_in_a_feature_is_another_kind() -> None:
@@ -64,21 +62,21 @@ def test_what_differs_in_a_feature_is_another_kind() -> None:
         {"num_reply_tokens": 5000},
     )
     assert len(set(found)) == len(found)
-    assert value.kind_of(USE, 1, 3.0) != value.kind_of(USE, 100, 3.0)
-    assert value.kind_of(USE, 1, 3.0) != value.kind_of(USE, 1, 300.0)
+    assert value.kind_of(REQUEST, 1, 3.0) != value.kind_of(REQUEST, 100, 3.0)
+    assert value.kind_of(REQUEST, 1, 3.0) != value.kind_of(REQUEST, 1, 300.0)
 
 
 def test_what_several_requests_begin_with_is_known_by_that_alone() -> None:
     value = make()
-    other = dataclasses.replace(USE, turn=5, num_new_tokens=9000, num_reply_tokens=900)
-    assert value.kind_of(USE, 3, 10.0) == value.kind_of(other, 3, 10.0)
+    other = dataclasses.replace(REQUEST, turn=5, num_new_tokens=9000, num_reply_tokens=900)
+    assert value.kind_of(REQUEST, 3, 10.0) == value.kind_of(other, 3, 10.0)
 
 
 @pytest.mark.parametrize("number", [0, 1, 255, 256, 10**9])
 def test_no_number_is_too_large_for_a_feature(number: int) -> None:
     value = make()
     use = dataclasses.replace(
-        USE,
+        REQUEST,
         turn=number,
         num_new_tokens=number,
         num_reply_tokens=number,
@@ -164,7 +162,7 @@ def test_the_clock_may_stand_still_and_may_jump() -> None:
 def test_cohorts_out_of_order_are_found() -> None:
     value = make()
     cohort(value, 5.0)
-    value._by_age[0].append(Cohort(USE, ACCOUNT, 0))
+    value._by_age[0].append(Cohort(Use(0.0, 0, 1), ACCOUNT, 0))
     with pytest.raises(InvariantError, match="order of their age"):
         value.check_invariants()
 
