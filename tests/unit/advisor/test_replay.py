@@ -46,16 +46,17 @@ def test_saved_prefill_counts_every_hit_token_at_its_depth() -> None:
     assert result.saved_prefill_ms == pytest.approx(1000 * sum(by_token))
 
 
-@pytest.mark.parametrize(("block_size", "num_hits"), [(1, 8), (16, 9)])
+@pytest.mark.parametrize(("block_size", "num_hits"), [(1, 40), (16, 41)])
 def test_ranked_by_cost_what_stands_deep_in_tokens_is_kept(
     block_size: int, num_hits: int
 ) -> None:
-    begin = list(range(8))
-    deep, other = [*begin, 20], [*begin, 21]
-    trace = make_trace([deep, other, [9], [30], deep], block_size)
-    plain = replay(trace, "value", 11, COST)
-    by_cost = replay(trace, "value", 11, COST, ranks_by_cost=True)
-    assert plain.hit_tokens.tolist()[-1] == 8 * block_size
+    cost = CostFit(per_step=0.0, per_token=2.0, per_pair=0.1)
+    begin = list(range(40))
+    deep, other = [*begin, 50], [*begin, 51]
+    trace = make_trace([deep, other, [60], [61], deep], block_size)
+    plain = replay(trace, "value", 43, cost)
+    by_cost = replay(trace, "value", 43, cost, ranks_by_cost=True)
+    assert plain.hit_tokens.tolist()[-1] == 40 * block_size
     assert by_cost.hit_tokens.tolist()[-1] == num_hits * block_size
 
 
