@@ -7,6 +7,8 @@
 | ``lease`` | a sequence's hold on blocks |
 | ``survey`` | what a prompt would hit, and why not more |
 | ``explain`` | the reason of a miss |
+| ``room`` | where blocks come from: free, dead, idle ones |
+| ``usage``, ``use_start`` | what an eviction policy gets to know |
 | ``frontier`` | what running sequences are about to publish |
 | ``approval``, ``approved`` | prefixes that all readers of a domain share |
 | ``selector`` | what to invalidate, and the receipt |

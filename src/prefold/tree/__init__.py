@@ -12,6 +12,10 @@
 | ``path`` | what lies between a node and the root |
 | ``shape`` | split and merge |
 | ``audiences`` | which epochs and ages live |
+| ``retention``, ``keeping``, ``expiry`` | how long, and how dearly, a node is kept |
+| ``account`` | whose idle blocks are counted together |
+| ``cohort``, ``lost`` | how blocks were used last, what is remembered of evicted ones |
+| ``trimming`` | what eviction takes from a leaf |
 | ``prefix_tree`` | publish, split, merge, trim, pin and unpin |
 | ``invalidation`` | what makes nodes dead, other than eviction |
 | ``invariants`` | the check of all of it |
