@@ -612,11 +612,16 @@ def test_a_request_with_a_copy_that_finds_no_room_stays_queued() -> None:
     engine.step()
     prompt = [0] * 13 + [1] * 36
     late = engine.submit(prompt, SamplingParams(max_tokens=6))
-    # By the lookup alone it would fit, but not once its own hits are pinned.
-    versions = [engine.cache.version(engine.fingerprint)]
+    # By what is available it would fit, but not once its own hits are pinned. That is
+    # known before anything is touched: an attempt would count as a use of its prefix.
+    sequence = sequence_of(engine, late)
+    num_admissions = engine.counters.num_admissions
+    version = engine.cache.version(engine.fingerprint)
     engine.step()
-    versions.append(engine.cache.version(engine.fingerprint))
-    assert versions[0] != versions[1], "this was meant to get as far as the lease"
+    assert engine.cache.version(engine.fingerprint) == version
+    assert engine.counters.num_admissions == num_admissions
+    assert sequence.lookup is not None
+    assert engine.cache.room.num_idle_on(sequence.lookup) > 0
     assert sequence_of(engine, late).state is SequenceState.QUEUED
     outputs = run(engine)
     assert list(outputs[old].token_ids) == expected_reply([5] * 3, 9)
