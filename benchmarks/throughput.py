@@ -81,6 +81,7 @@ class Peer:
         return [list(out.generated_tokens) for out in found]
 
     def close(self) -> None:
+        # As for ``generate_batch`` above.
         destroy: Callable[[], None]
         destroy = self._model.destroy_cached_continuous_batching_manager  # type: ignore[assignment]
         destroy()

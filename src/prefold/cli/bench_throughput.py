@@ -113,6 +113,7 @@ def _profile(
     """Return shares of a step. Apart from the plain run: so many clocks cost time too."""
     clock = _Clock()
     model: nn.Module = assembly.loaded.model
+    # transformers leaves this call without annotations.
     head = assembly.loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     names = {id(model): "forward", id(head): "head"}
     for module in model.modules():
