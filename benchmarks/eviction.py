@@ -11,6 +11,7 @@ Two parts:
   slowest may take three times what the fastest does.
 
 ``--out DIR`` writes the hits there as ``eviction-hits.md`` and ``eviction-hits.svg``.
+``--halves`` takes the halves A and B of two traces instead: constants were chosen on A.
 Exit code 1 if the bound on the time is not met.
 """
 
@@ -47,6 +48,7 @@ from prefold.eviction.cost import PRIOR
 from prefold.eviction.registry import POLICIES, check_policy
 from prefold.identity.domain import Domain
 from stand_in import stand_in_fingerprint
+from trace_halves import cut_in_halves
 
 #: Traces with block ids, and how many of their blocks make one of about 512 tokens where
 #: there are enough of them.
@@ -58,6 +60,9 @@ TRACES = {
     "bbh_fewshot_trace": 1,
 }
 PERCENTS = (1, 3, 10)
+
+#: Traces on whose first halves the constants of ``value`` were chosen.
+HALVED = ("mooncake_conversation", "coding_agent_merged")
 
 BLOCK = 16
 RUN = 32
@@ -97,6 +102,13 @@ def main() -> int:
     try:
         policies = _policies(arguments.policies)
         traces = _traces(arguments.traces, sizes.requests)
+        if arguments.halves:
+            traces = [
+                half
+                for trace in traces
+                if trace.name in HALVED or arguments.traces is None
+                for half in cut_in_halves(trace)
+            ]
     except InvalidInputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -277,6 +289,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     parser.add_argument("--small", action="store_true", help="small sizes, to try it out")
     parser.add_argument("--traces", type=Path, help="where the recorded traces are")
+    parser.add_argument("--halves", action="store_true", help="halves of two traces")
     parser.add_argument("--policies", help="names with commas between; all by default")
     parser.add_argument("--out", type=Path, help="where the table and the plot go")
     parser.add_argument("--no-time", action="store_true", help="leave the second part out")

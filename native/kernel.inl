@@ -15,6 +15,7 @@ using namespace prefold;
 
 constexpr int kPanel = 6;  // query rows whose sums fit into registers, two vectors each
 constexpr int kStrip = 4;  // tiles whose values are weighed between two stores
+constexpr int kLead = 4;   // tiles that are fetched ahead of the one that is used
 
 template <int N> struct Count {
   static constexpr int value = N;
@@ -175,29 +176,45 @@ static Tile value_tile(const Layer& layer, const Member& member, int kv_head,
 
 // ---- register-blocked products ------------------------------------------------------
 
-// Scores of R rows and 16 keys; fetches the tile that comes next meanwhile.
-template <int R>
-static void score(const float* query, Tile keys, int64_t size, const float* next,
-                  float* scores) {
+// Into the second level of cache, where it waits without pushing out what is used now.
+PREFOLD_INLINE void fetch(const float* from) { __builtin_prefetch(from, 0, 2); }
+
+// Scores of R rows and 16 keys; fetches the tile at `ahead` meanwhile. Processors look a few
+// hundred instructions ahead: the fewer there are for each line of memory, the more lines
+// are on their way, so the usual stride is known when this is compiled.
+template <int R, bool kIsDense>
+static void score_tile(const float* query, Tile keys, int64_t size, const float* ahead,
+                       float* scores) {
+  const int64_t stride = kIsDense ? kTile : keys.stride;
   Floats sums[R][2];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
-  const float* row = keys.data;
+#pragma GCC unroll 4
   for (int64_t d = 0; d < size; ++d) {
-    __builtin_prefetch(next + d * keys.stride);
-    const Floats low = load(row), high = load(row + kLanes);
+    fetch(ahead + d * stride);
+    const Floats low = load(keys.data + d * stride);
+    const Floats high = load(keys.data + d * stride + kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Floats q = spread(query[r * size + d]);
       sums[r][0] = multiply_add(q, low, sums[r][0]);
       sums[r][1] = multiply_add(q, high, sums[r][1]);
     }
-    row += keys.stride;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     store(scores + r * kScoreStride, sums[r][0]);
     store(scores + r * kScoreStride + kLanes, sums[r][1]);
+  }
+}
+
+template <int R>
+static void score(const float* query, Tile keys, int64_t size, const float* ahead,
+                  float* scores) {
+  if (keys.stride == kTile) {
+    score_tile<R, true>(query, keys, size, ahead, scores);
+  } else {
+    score_tile<R, false>(query, keys, size, ahead, scores);
   }
 }
 
@@ -212,7 +229,7 @@ __attribute__((noinline)) static void weigh(const float* weights,
   Floats acc[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * sums_stride + v * kLanes);
   }
   for (int64_t first = 0; first < num_keys; first += kTile) {
@@ -221,14 +238,14 @@ __attribute__((noinline)) static void weigh(const float* weights,
     const int64_t count = num_keys - first < kTile ? num_keys - first : kTile;
     for (int64_t i = 0; i < count; ++i) {
       Floats values[V];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < V; ++v) values[v] = load(row + v * kLanes);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) __builtin_prefetch(next + v * kLanes);
+      for (int v = 0; v < V; v += 2) fetch(next + v * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const Floats weight = spread(weights[r * kScoreStride + first + i]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(weight, values[v], acc[r][v]);
       }
       row += stride;
@@ -237,12 +254,13 @@ __attribute__((noinline)) static void weigh(const float* weights,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(sums + r * sums_stride + v * kLanes, acc[r][v]);
   }
 }
 
-// All value columns of R rows; few rows take wider slices, so that sums fill registers.
+// All value columns of R rows. Few rows wait for memory: one after the other takes slices so
+// wide that the first one reads whole lines in order, the others what it left in the cache.
 template <int R>
 static void weigh_columns(const float* weights, const float* const* tiles,
                           const float* const* ahead, int64_t stride, int num_keys,
@@ -255,7 +273,15 @@ static void weigh_columns(const float* weights, const float* const* tiles,
                   sums_stride);
     }
   };
-  if constexpr (R <= 3) run(Count<4>{});
+  if constexpr (R <= 3) {
+    for (; column + 8 * kLanes <= size; column += 8 * kLanes) {
+      for (int r = 0; r < R; ++r) {
+        weigh<1, 8>(weights + r * kScoreStride, tiles, r == 0 ? ahead : tiles, column,
+                    stride, num_keys, sums + r * sums_stride + column, sums_stride);
+      }
+    }
+    run(Count<4>{});
+  }
   run(Count<2>{});
   run(Count<1>{});
 }
@@ -355,8 +381,51 @@ struct Work {
   int num_rows;   // of each head in scratch memory
 };
 
-// Heads are the inner loop where memory is waited for: a block's keys lie side by side, and
-// long runs are read much faster than short ones.
+// A tile of a segment: keys from `key` on, counted from the partition's first.
+struct Spot {
+  int head, key;
+};
+
+// The tile that is used kLead tiles later. Heads are the inner loop: a block's keys lie side
+// by side, and long runs are read much faster than short ones.
+PREFOLD_INLINE Spot later(const Work& work, Spot spot) {
+  for (int i = 0; i < kLead; ++i) {
+    if (++spot.head < work.heads.end) continue;
+    spot.head = work.heads.first;
+    spot.key += kTile;
+  }
+  return spot;
+}
+
+// What to fetch while a tile of keys is used: later keys, or the first values behind them.
+static const float* ahead_of_keys(const Work& work, Spot spot, const float* otherwise) {
+  const Layer& layer = work.layer;
+  if (!has_plain_values(layer)) return otherwise;
+  const float* pool = static_cast<const float*>(layer.pool);
+  const Spot next = later(work, spot);
+  if (next.key < work.keys.end) {
+    return pool + find(layer, work.member, next.head, work.start + next.key).key;
+  }
+  const int key = work.keys.first + (next.key - work.keys.end) / kTile * kTile;
+  if (key >= work.keys.end) return otherwise;
+  return pool + find(layer, work.member, next.head, work.start + key).value;
+}
+
+// While a tile of values is used: later values, or the first keys of what comes next.
+static const float* ahead_of_values(const Work& work, Spot spot, const Ahead& ahead,
+                                    const float* otherwise) {
+  const Layer& layer = work.layer;
+  if (!has_plain_values(layer)) return otherwise;
+  const float* pool = static_cast<const float*>(layer.pool);
+  const Spot next = later(work, spot);
+  if (next.key < work.keys.end) {
+    return pool + find(layer, work.member, next.head, work.start + next.key).value;
+  }
+  const int key = (next.key - work.keys.end) / kTile * kTile;
+  if (key >= ahead.end_key || next.head >= ahead.heads.end) return otherwise;
+  return pool + find(layer, *ahead.member, next.head, ahead.start + key).key;
+}
+
 static void score_segment(const Work& work, Scratch& scratch) {
   const Layer& layer = work.layer;
   for (int key = work.keys.first; key < work.keys.end; key += kTile) {
@@ -364,18 +433,13 @@ static void score_segment(const Work& work, Scratch& scratch) {
     for (int head = work.heads.first; head < work.heads.end; ++head) {
       const Tile tile = key_tile(layer, work.member, head, work.start + key,
                                  left < kTile ? left : kTile, scratch.tiles);
-      const float* next = tile.data;
-      if (has_plain_values(layer)) {
-        // The values are needed as soon as the partition's scores are there.
-        next = static_cast<const float*>(layer.pool) +
-               find(layer, work.member, head, work.start + key).value;
-      }
+      const float* ahead = ahead_of_keys(work, {head, key}, tile.data);
       const int base = (head - work.heads.first) * work.num_rows;
       for (int r = work.rows.first; r < work.rows.end; r += kPanel) {
         const int count = work.rows.end - r < kPanel ? work.rows.end - r : kPanel;
         kScore[count](scratch.queries + (base + r) * layer.key_size, tile, layer.key_size,
-                      next, scratch.scores + (base + r) * kScoreStride + key);
-        next = tile.data;
+                      ahead, scratch.scores + (base + r) * kScoreStride + key);
+        ahead = tile.data;
       }
     }
   }
@@ -384,7 +448,6 @@ static void score_segment(const Work& work, Scratch& scratch) {
 static void weigh_strip(const Work& work, int head, int key, int num_keys,
                         Scratch& scratch) {
   const Layer& layer = work.layer;
-  const Ahead& ahead = scratch.ahead;
   const int size = padded_size(layer.value_size);
   const int stride = part_numbers(layer.value_size);
   const float* tiles[kStrip];
@@ -397,11 +460,8 @@ static void weigh_strip(const Work& work, int head, int key, int num_keys,
                                  left < kTile ? left : kTile,
                                  scratch.tiles + t * kTile * size);
     row_stride = tile.stride;
-    tiles[t] = next[t] = tile.data;
-    if (has_plain_keys(layer) && at < ahead.end_key && head < ahead.heads.end) {
-      next[t] = static_cast<const float*>(layer.pool) +
-                find(layer, *ahead.member, head, ahead.start + at).key;
-    }
+    tiles[t] = tile.data;
+    next[t] = ahead_of_values(work, {head, at}, scratch.ahead, tile.data);
   }
   const int base = (head - work.heads.first) * work.num_rows;
   const float* const* fetched = next;
@@ -423,6 +483,18 @@ static void weigh_segment(const Work& work, Scratch& scratch) {
       weigh_strip(work, head, key, left < strip ? left : strip, scratch);
     }
   }
+}
+
+// Fetches a tile of values by its number, for the time in which nothing else is read.
+static void fetch_values(const Work& work, int number) {
+  const Layer& layer = work.layer;
+  const int num_heads = work.heads.end - work.heads.first;
+  const int key = work.keys.first + number / num_heads * kTile;
+  if (!has_plain_values(layer) || key >= work.keys.end) return;
+  const int head = work.heads.first + number % num_heads;
+  const float* from = static_cast<const float*>(layer.pool) +
+                      find(layer, work.member, head, work.start + key).value;
+  for (int i = 0; i < kTile * layer.value_size; i += 2 * kLanes) fetch(from + i);
 }
 
 static void copy_query(const Layer& layer, const Heads& query, float scale, const Row& row,
@@ -451,25 +523,29 @@ static void attend(const Layer& layer, const Member* members, const Heads& query
   }
   seen.first -= seen.first % kTile;
   std::memset(scratch.parts, 0, sizeof(float) * stride * num_heads * num_rows);
+  const auto work_of = [&](const Segment& segment) {
+    const Span keys{seen.first > segment.first_key ? seen.first : segment.first_key,
+                    seen.end < segment.end_key ? seen.end : segment.end_key};
+    return Work{layer, members[segment.first_member], heads, partition * kPartition,
+                keys,  rows_of(rows, num_rows, segment), num_rows};
+  };
   const auto each_segment = [&](auto run) {
     for (int s = 0; s < num_segments; ++s) {
-      const Segment& segment = segments[s];
-      const Span own = rows_of(rows, num_rows, segment);
-      const Span keys{seen.first > segment.first_key ? seen.first : segment.first_key,
-                      seen.end < segment.end_key ? seen.end : segment.end_key};
-      if (own.first < own.end && keys.first < keys.end) {
-        run(Work{layer, members[segment.first_member], heads, partition * kPartition, keys,
-                 own, num_rows},
-            scratch);
+      const Work work = work_of(segments[s]);
+      if (work.rows.first < work.rows.end && work.keys.first < work.keys.end) {
+        run(work, scratch);
       }
     }
   };
   each_segment(score_segment);
   const int end = (seen.end + kTile - 1) / kTile * kTile;
+  const Work first = work_of(segments[0]);
+  int fetched = kLead;
   for (int r = 0; r < num_rows; ++r) {
     const Span own = seen_by(rows[r], partition, options.window);
     for (int head = 0; head < num_heads; ++head) {
       const int64_t at = head * num_rows + r;
+      fetch_values(first, fetched++);
       soften(scratch.scores + at * kScoreStride, seen.first, end, own.first, own.end,
              options.softcap, scratch.parts + at * stride);
     }

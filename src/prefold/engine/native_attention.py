@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.utils.dlpack import to_dlpack
 
 from prefold.engine import _kernels
 from prefold.engine.attention import AttentionCall
@@ -47,10 +48,11 @@ class NativeAttention:
         out = torch.empty(1, num_rows, heads, values.geometry.size)
         self._pool.attend(
             self._step,
-            _readable(call.query),
-            _readable(call.key),
-            _readable(call.value),
-            out,
+            # As capsules: made in a tenth of the time it takes to ask a tensor for one.
+            to_dlpack(_readable(call.query)),
+            to_dlpack(_readable(call.key)),
+            to_dlpack(_readable(call.value)),
+            to_dlpack(out),
             key_offset=keys.offset,
             value_offset=values.offset,
             scaling=call.scaling,

@@ -37,9 +37,9 @@ _RATIO = 1.6818  # four ranges a factor of eight
 #: are closer to what was thought before than to what was seen.
 _COMMON_WEIGHT = 4.0
 _SMOOTH_WEIGHT = 4.0
-_FACTOR_WEIGHT = 6.0
+_FACTOR_WEIGHT = 12.0
 #: How much a neighbouring range of age counts in smoothing.
-_NEIGHBOUR = 0.8
+_NEIGHBOUR = 0.7
 #: Share of the way, in logarithms, that a factor goes in one fit: all factors move at
 #: once, and would swing otherwise.
 _DAMPING = 0.15

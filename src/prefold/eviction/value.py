@@ -35,7 +35,7 @@ REMEMBERED = 12
 #: Requests between two fits, but for the first ones; and those after which what was seen
 #: counts half.
 FIT_EVERY = 300
-HALF_LIFE = 1500
+HALF_LIFE = 1000
 
 _NONE_TURN, _NONE_NEW, _NONE_REPLY = 7, 10, 9
 _FORKED_GAP = 10
