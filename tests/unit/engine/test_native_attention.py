@@ -10,6 +10,7 @@ import torch
 from support.attention_cases import (
     Heads,
     Pool,
+    Prompt,
     Way,
     attend_naively,
     make_prompt,
@@ -64,6 +65,27 @@ def test_agrees_with_a_naive_softmax_and_the_reference(case: Heads, kernel: str)
         scale = expected.abs().max()
         assert (got - expected).abs().max() <= 1e-5 * scale
         assert (got - other).abs().max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_capped_score_is_as_exact_as_float32_allows(kernel: str) -> None:
+    # Two keys, one of which scores 0: the logarithm of the weights' ratio is the other's
+    # score. Averages over many keys would hide a wrong digit of tanh.
+    cap = 20.0
+    heads = Heads(
+        num_heads=64, num_kv_heads=1, key_size=8, value_size=8, softcap=cap, scaling=1.0
+    )
+    query, key, value = torch.zeros(64, 2, 8), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
+    query[:, 1, 0] = cap * torch.cat((torch.linspace(-1, 1, 40), torch.linspace(-4, 4, 24)))
+    key[0, 0, 0] = value[0, 0, 0] = value[0, 1, 1] = 1.0
+    prompt = Prompt(query=query, key=key, value=value)
+
+    [rows] = Pool(heads, [prompt], way=Way(kernel=kernel)).run([(0, 0, 2)])
+
+    weights = rows[1].double()
+    scores = (weights[:, 0] / weights[:, 1]).log()
+    expected = cap * torch.tanh(query[:, 1, 0].double() / cap)
+    assert (scores - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
