@@ -5,6 +5,7 @@
 #   make check                     format, lint, types, imports, unit tests: under two minutes
 #   make test                      check, then property and end-to-end tests
 #   make soak                      the same tests at full counts
+#   make sanitize                  the kernels' tests under AddressSanitizer
 #   make bench                     every benchmark, one JSON object each
 #   make system                    Debian packages, only what is missing
 #   make clean                     removes .venv and every cache
@@ -24,7 +25,7 @@ other_tests := $(wildcard tests/property tests/e2e)
 # A file's tests stay together: they share what is dear to set up.
 pytest := $(bin)/pytest -q -n 2 --dist loadfile
 
-.PHONY: install install-compat demo serve static check test soak bench system clean
+.PHONY: install install-compat demo serve static check test soak sanitize bench system clean
 
 install:
 	@PYTHON="$(PYTHON)" scripts/install.sh
@@ -63,6 +64,9 @@ soak: export PREFOLD_SOAK := 1
 soak: install-compat
 	@echo "==> all tests at full counts; this takes about half an hour"
 	@$(pytest) --durations=10 $(unit_tests) $(other_tests)
+
+sanitize: install
+	@scripts/sanitize.sh
 
 bench: install
 	@for script in $$(grep -lx "def main() -> int:" benchmarks/*.py); do \
