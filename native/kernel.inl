@@ -6,294 +6,11 @@
 // Blocking, sharing and masks only choose what is computed when. Online softmax over
 // parts: Milakov & Gimelshein 2018; rows that share keys: Juravsky et al. 2024.
 
-#include "kernel.h"
-#include "simd.h"
+#include "products.inl"
 
 namespace PREFOLD_ISA {
 
-using namespace prefold;
-
-constexpr int kPanel = 6;  // query rows whose sums fit into registers, two vectors each
-constexpr int kStrip = 4;  // tiles whose values are weighed between two stores
-constexpr int kLead = 4;   // tiles that are fetched ahead of the one that is used
-
-template <int N> struct Count {
-  static constexpr int value = N;
-};
-
-template <typename Stored> PREFOLD_INLINE float widen(Stored stored, Number number) {
-  if constexpr (sizeof(Stored) == 4) return stored;
-  if (number == Number::float16) return half_to_float(stored);
-  const uint32_t bits = uint32_t(stored) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
-PREFOLD_INLINE Floats load_wide(const uint16_t* from, Number number) {
-  return number == Number::float16 ? load_halves(from) : load_bfloats(from);
-}
-
-PREFOLD_INLINE uint16_t narrow(float value, Number number) {
-  return number == Number::float16 ? float_to_half(value) : float_to_bfloat(value);
-}
-
-// ---- where keys and values are -----------------------------------------------------
-
-struct Place {
-  int64_t key, value;  // numbers from the pool's first
-  int32_t room;        // positions from here to the block's end
-};
-
-PREFOLD_INLINE Place find(const Layer& layer, const Member& member, int kv_head,
-                          int64_t position) {
-  const int64_t block = member.blocks[position / layer.block_size];
-  const int32_t inner = int32_t(position % layer.block_size);
-  const int64_t base = block * layer.block_numbers;
-  const int64_t area = int64_t(kv_head) * layer.block_size;
-  return {base + layer.key_offset + area * layer.key_size + inner,
-          base + layer.value_offset + (area + inner) * layer.value_size,
-          layer.block_size - inner};
-}
-
-template <typename Stored>
-static void write_rows(const Layer& layer, const Member& member, int64_t first,
-                       int64_t end, const Heads& keys, const Heads& values) {
-  Stored* pool = static_cast<Stored*>(layer.pool);
-  const auto put = [&](int64_t at, float value) {
-    if constexpr (sizeof(Stored) == 4) pool[at] = value;
-    else pool[at] = narrow(value, layer.number);
-  };
-  for (int head = 0; head < layer.kv_heads; ++head) {
-    for (int64_t position = first; position < end; ++position) {
-      const Place place = find(layer, member, head, position);
-      const int64_t row = member.first_row + position - member.start;
-      const float* key = keys.data + head * keys.head_stride + row * keys.row_stride;
-      const float* value =
-          values.data + head * values.head_stride + row * values.row_stride;
-      for (int d = 0; d < layer.key_size; ++d) {
-        put(place.key + int64_t(d) * layer.block_size, key[d]);
-      }
-      for (int d = 0; d < layer.value_size; ++d) put(place.value + d, value[d]);
-    }
-  }
-}
-
-static void write(const Layer& layer, const Member& member, int64_t first, int64_t end,
-                  const Heads& keys, const Heads& values) {
-  if (layer.number == Number::float32) {
-    write_rows<float>(layer, member, first, end, keys, values);
-  } else {
-    write_rows<uint16_t>(layer, member, first, end, keys, values);
-  }
-}
-
-// ---- tiles: 16 keys, or the values of 16 keys, as float32 ---------------------------
-
-// Whether tiles can be used where they are.
-static bool has_plain_keys(const Layer& layer) {
-  return layer.number == Number::float32 && layer.block_size % kTile == 0;
-}
-
-static bool has_plain_values(const Layer& layer) {
-  return has_plain_keys(layer) && layer.value_size % kLanes == 0;
-}
-
-struct Tile {
-  const float* data;
-  int64_t stride;  // from one row to the next
-};
-
-template <typename Stored>
-static void copy_keys(const Layer& layer, const Member& member, int kv_head,
-                      int64_t position, int num_keys, float* to) {
-  const Stored* pool = static_cast<const Stored*>(layer.pool);
-  for (int done = 0; done < num_keys;) {
-    const Place place = find(layer, member, kv_head, position + done);
-    const int run = place.room < num_keys - done ? place.room : num_keys - done;
-    for (int d = 0; d < layer.key_size; ++d) {
-      const Stored* from = pool + place.key + int64_t(d) * layer.block_size;
-      float* row = to + d * kTile + done;
-      int i = 0;
-      if constexpr (sizeof(Stored) == 2) {
-        for (; i + kLanes <= run; i += kLanes) {
-          store(row + i, load_wide(from + i, layer.number));
-        }
-      }
-      for (; i < run; ++i) row[i] = widen(from[i], layer.number);
-    }
-    done += run;
-  }
-}
-
-template <typename Stored>
-static void copy_values(const Layer& layer, const Member& member, int kv_head,
-                        int64_t position, int num_keys, float* to) {
-  const Stored* pool = static_cast<const Stored*>(layer.pool);
-  const int stride = padded_size(layer.value_size);
-  for (int i = 0; i < num_keys; ++i) {
-    const Stored* from = pool + find(layer, member, kv_head, position + i).value;
-    float* row = to + i * stride;
-    int d = 0;
-    if constexpr (sizeof(Stored) == 2) {
-      for (; d + kLanes <= layer.value_size; d += kLanes) {
-        store(row + d, load_wide(from + d, layer.number));
-      }
-    }
-    for (; d < layer.value_size; ++d) row[d] = widen(from[d], layer.number);
-    for (; d < stride; ++d) row[d] = 0.0f;
-  }
-}
-
-// Keys behind `num_keys` are any numbers: their scores are hidden later.
-static Tile key_tile(const Layer& layer, const Member& member, int kv_head,
-                     int64_t position, int num_keys, float* scratch) {
-  if (has_plain_keys(layer)) {
-    const float* pool = static_cast<const float*>(layer.pool);
-    return {pool + find(layer, member, kv_head, position).key, layer.block_size};
-  }
-  if (layer.number == Number::float32) {
-    copy_keys<float>(layer, member, kv_head, position, num_keys, scratch);
-  } else {
-    copy_keys<uint16_t>(layer, member, kv_head, position, num_keys, scratch);
-  }
-  return {scratch, kTile};
-}
-
-static Tile value_tile(const Layer& layer, const Member& member, int kv_head,
-                       int64_t position, int num_keys, float* scratch) {
-  if (has_plain_values(layer)) {
-    const float* pool = static_cast<const float*>(layer.pool);
-    return {pool + find(layer, member, kv_head, position).value, layer.value_size};
-  }
-  if (layer.number == Number::float32) {
-    copy_values<float>(layer, member, kv_head, position, num_keys, scratch);
-  } else {
-    copy_values<uint16_t>(layer, member, kv_head, position, num_keys, scratch);
-  }
-  return {scratch, padded_size(layer.value_size)};
-}
-
-// ---- register-blocked products ------------------------------------------------------
-
-// Into the second level of cache, where it waits without pushing out what is used now.
-PREFOLD_INLINE void fetch(const float* from) { __builtin_prefetch(from, 0, 2); }
-
-// Scores of R rows and 16 keys; fetches the tile at `ahead` meanwhile. Processors look a few
-// hundred instructions ahead: the fewer there are for each line of memory, the more lines
-// are on their way, so the usual stride is known when this is compiled.
-template <int R, bool kIsDense>
-static void score_tile(const float* query, Tile keys, int64_t size, const float* ahead,
-                       float* scores) {
-  const int64_t stride = kIsDense ? kTile : keys.stride;
-  Floats sums[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
-#pragma GCC unroll 4
-  for (int64_t d = 0; d < size; ++d) {
-    fetch(ahead + d * stride);
-    const Floats low = load(keys.data + d * stride);
-    const Floats high = load(keys.data + d * stride + kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Floats q = spread(query[r * size + d]);
-      sums[r][0] = multiply_add(q, low, sums[r][0]);
-      sums[r][1] = multiply_add(q, high, sums[r][1]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    store(scores + r * kScoreStride, sums[r][0]);
-    store(scores + r * kScoreStride + kLanes, sums[r][1]);
-  }
-}
-
-template <int R>
-static void score(const float* query, Tile keys, int64_t size, const float* ahead,
-                  float* scores) {
-  if (keys.stride == kTile) {
-    score_tile<R, true>(query, keys, size, ahead, scores);
-  } else {
-    score_tile<R, false>(query, keys, size, ahead, scores);
-  }
-}
-
-// Adds the values of up to kStrip tiles, weighed, to V vectors of R rows' sums; fetches the
-// tiles of `ahead` meanwhile. Inlined, its sums would not stay in registers.
-template <int R, int V>
-__attribute__((noinline)) static void weigh(const float* weights,
-                                            const float* const* tiles,
-                                            const float* const* ahead, int64_t column,
-                                            int64_t stride, int64_t num_keys, float* sums,
-                                            int64_t sums_stride) {
-  Floats acc[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * sums_stride + v * kLanes);
-  }
-  for (int64_t first = 0; first < num_keys; first += kTile) {
-    const float* row = *tiles++ + column;
-    const float* next = *ahead++ + column;
-    const int64_t count = num_keys - first < kTile ? num_keys - first : kTile;
-    for (int64_t i = 0; i < count; ++i) {
-      Floats values[V];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) values[v] = load(row + v * kLanes);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) fetch(next + v * kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const Floats weight = spread(weights[r * kScoreStride + first + i]);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(weight, values[v], acc[r][v]);
-      }
-      row += stride;
-      next += stride;
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(sums + r * sums_stride + v * kLanes, acc[r][v]);
-  }
-}
-
-// All value columns of R rows. Few rows wait for memory: one after the other takes slices so
-// wide that the first one reads whole lines in order, the others what it left in the cache.
-template <int R>
-static void weigh_columns(const float* weights, const float* const* tiles,
-                          const float* const* ahead, int64_t stride, int num_keys,
-                          float* sums, int64_t sums_stride, int size) {
-  int64_t column = 0;
-  const auto run = [&](auto vectors) {
-    constexpr int V = decltype(vectors)::value;
-    for (; column + V * kLanes <= size; column += V * kLanes) {
-      weigh<R, V>(weights, tiles, ahead, column, stride, num_keys, sums + column,
-                  sums_stride);
-    }
-  };
-  if constexpr (R <= 3) {
-    for (; column + 8 * kLanes <= size; column += 8 * kLanes) {
-      for (int r = 0; r < R; ++r) {
-        weigh<1, 8>(weights + r * kScoreStride, tiles, r == 0 ? ahead : tiles, column,
-                    stride, num_keys, sums + r * sums_stride + column, sums_stride);
-      }
-    }
-    run(Count<4>{});
-  }
-  run(Count<2>{});
-  run(Count<1>{});
-}
-
-using ScoreRows = void (*)(const float*, Tile, int64_t, const float*, float*);
-using WeighRows = void (*)(const float*, const float* const*, const float* const*, int64_t,
-                           int, float*, int64_t, int);
-static const ScoreRows kScore[] = {nullptr,  score<1>, score<2>, score<3>,
-                                   score<4>, score<5>, score<6>};
-static const WeighRows kWeigh[] = {nullptr,          weigh_columns<1>, weigh_columns<2>,
-                                   weigh_columns<3>, weigh_columns<4>, weigh_columns<5>,
-                                   weigh_columns<6>};
+constexpr int kLead = 4;  // tiles that are fetched ahead of the one that is used
 
 // ---- softmax ------------------------------------------------------------------------
 
@@ -386,7 +103,7 @@ struct Spot {
   int head, key;
 };
 
-// The tile that is used kLead tiles later. Heads are the inner loop: a block's keys lie side
+// The tile used kLead tiles later. Heads are the inner loop: keys of a block lie side
 // by side, and long runs are read much faster than short ones.
 PREFOLD_INLINE Spot later(const Work& work, Spot spot) {
   for (int i = 0; i < kLead; ++i) {
@@ -426,9 +143,56 @@ static const float* ahead_of_values(const Work& work, Spot spot, const Ahead& ah
   return pool + find(layer, *ahead.member, next.head, ahead.start + key).key;
 }
 
+// Where a tile of values is, by its number in reading order; null behind the last one.
+static const float* values_at(const Work& work, int number) {
+  const int num_heads = work.heads.end - work.heads.first;
+  const int key = work.keys.first + number / num_heads * kTile;
+  if (key >= work.keys.end) return nullptr;
+  return static_cast<const float*>(work.layer.pool) +
+         find(work.layer, work.member, work.heads.first + number % num_heads,
+              work.start + key).value;
+}
+
+static Two keys_at(const Work& work, int number) {
+  const int num_heads = work.heads.end - work.heads.first;
+  const int head = work.heads.first + number % num_heads;
+  const int64_t position =
+      work.start + work.keys.first + number / num_heads * (2 * kTile);
+  const float* pool = static_cast<const float*>(work.layer.pool);
+  return {pool + find(work.layer, work.member, head, position).key,
+          pool + find(work.layer, work.member, head, position + kTile).key};
+}
+
+// Scores two tiles at a time where that is faster; returns the first key that is left.
+static int score_twos(const Work& work, Scratch& scratch) {
+  const Layer& layer = work.layer;
+  const int num_rows = work.rows.end - work.rows.first;
+  const int num_heads = work.heads.end - work.heads.first;
+  if (num_rows > kFewRows || layer.block_size != kTile || !has_plain_values(layer)) {
+    return work.keys.first;
+  }
+  const int per_head = (work.keys.end - work.keys.first) / (2 * kTile);
+  const int count = per_head * num_heads;
+  for (int i = 0; i < count; ++i) {
+    const Two keys = keys_at(work, i);
+    Two ahead = keys;
+    const int later = i + kLead / 2;
+    if (later < count) {
+      ahead = keys_at(work, later);
+    } else if (const float* last = values_at(work, 2 * (later - count) + 1)) {
+      ahead = {values_at(work, 2 * (later - count)), last};
+    }
+    const int row = i % num_heads * work.num_rows + work.rows.first;
+    const int key = work.keys.first + i / num_heads * (2 * kTile);
+    kScoreTwo[num_rows](scratch.queries + row * layer.key_size, keys, layer.key_size, ahead,
+                        scratch.scores + row * kScoreStride + key);
+  }
+  return work.keys.first + per_head * 2 * kTile;
+}
+
 static void score_segment(const Work& work, Scratch& scratch) {
   const Layer& layer = work.layer;
-  for (int key = work.keys.first; key < work.keys.end; key += kTile) {
+  for (int key = score_twos(work, scratch); key < work.keys.end; key += kTile) {
     const int left = work.keys.end - key;
     for (int head = work.heads.first; head < work.heads.end; ++head) {
       const Tile tile = key_tile(layer, work.member, head, work.start + key,
@@ -487,14 +251,9 @@ static void weigh_segment(const Work& work, Scratch& scratch) {
 
 // Fetches a tile of values by its number, for the time in which nothing else is read.
 static void fetch_values(const Work& work, int number) {
-  const Layer& layer = work.layer;
-  const int num_heads = work.heads.end - work.heads.first;
-  const int key = work.keys.first + number / num_heads * kTile;
-  if (!has_plain_values(layer) || key >= work.keys.end) return;
-  const int head = work.heads.first + number % num_heads;
-  const float* from = static_cast<const float*>(layer.pool) +
-                      find(layer, work.member, head, work.start + key).value;
-  for (int i = 0; i < kTile * layer.value_size; i += 2 * kLanes) fetch(from + i);
+  const float* from = has_plain_values(work.layer) ? values_at(work, number) : nullptr;
+  if (from == nullptr) return;
+  for (int i = 0; i < kTile * work.layer.value_size; i += 2 * kLanes) fetch(from + i);
 }
 
 static void copy_query(const Layer& layer, const Heads& query, float scale, const Row& row,

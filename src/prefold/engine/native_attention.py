@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from prefold.engine import _kernels
 from prefold.engine.attention import AttentionCall
@@ -62,7 +62,8 @@ class NativeAttention:
             num_threads=torch.get_num_threads(),
         )
         self._usable.note(call.layer, call.key, call.value)
-        return out.to(call.query.dtype)
+        dtype = call.query.dtype
+        return out if dtype is torch.float32 else out.to(dtype)
 
     def check_usable(self) -> None:
         """Refuse KV that is not numbers, when all layers have been written.
@@ -75,5 +76,6 @@ class NativeAttention:
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """Return float32 with the last axis in one piece; mostly the tensor itself."""
-    tensor = tensor.float()
+    if tensor.dtype is not torch.float32:
+        tensor = tensor.float()
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
