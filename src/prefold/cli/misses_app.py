@@ -1,0 +1,54 @@
+"""Commands for why a running server's requests missed: what can be typed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from prefold.cli.admin_app import Config, TokenFile, Url, run
+from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace
+from prefold.cli.arguments import AsJson
+
+
+def explain(
+    *,
+    request_id: Annotated[
+        str, typer.Argument(help="As the answer's header x-request-id has it.")
+    ],
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose; needed where several used the id.")
+    ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say why a recent request did not hit further than it did."""
+    options = AdminOptions(
+        action=AdminAction.EXPLAIN,
+        place=AdminPlace(url=url, token_file=token_file, config=config),
+        as_json=as_json,
+        path=quote(request_id, safe=""),
+        fields={"tenant": tenant},
+    )
+    return run(options)
+
+
+def misses(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    url: Url = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the last prompts that missed something, newest first, with the reasons."""
+    options = AdminOptions(
+        action=AdminAction.MISSES,
+        place=AdminPlace(url=url, token_file=token_file, config=config),
+        as_json=as_json,
+        fields={"limit": limit},
+    )
+    return run(options)
