@@ -14,7 +14,7 @@ _UUID = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _WORD = re.compile(r"[0-9A-Za-z_]+(?:-[0-9A-Za-z_]+)*", re.ASCII)
-_NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z_])", re.ASCII)
+_NUMBER = re.compile(r"(?<![0-9A-Za-z])(?<!\d[.,])\d+(?![0-9A-Za-z_]|[.,]\d)", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]+", re.ASCII | re.IGNORECASE)
 
 _MIN_HEX = 8
@@ -86,12 +86,26 @@ def _looks_random(word: str, *, is_named: bool) -> bool:
     # The longest piece, so that a prefix as in "req-7f3c9a52" does not hide the rest.
     piece = max(re.split("[-_]", word), key=len)
     num_digits = sum(letter.isdigit() for letter in piece)
-    if num_digits in (0, len(piece)):
+    if num_digits == 0:
+        return len(piece) >= _MIN_MIXED and _changes_often(piece, 0.45)
+    if num_digits == len(piece):
         return False
     # "chapter12" is letters, then digits; an id changes between them often.
     changes = sum(a.isdigit() != b.isdigit() for a, b in pairwise(piece))
     if is_named and len(piece) >= _MIN_NAMED and changes >= 2:
         return True
+    if len(piece) >= _MIN_MIXED and _changes_often(piece, 0.3):
+        return True
     if len(piece) >= _MIN_HEX and _HEX.fullmatch(piece):
         return True
     return len(piece) >= _MIN_MIXED and changes >= 3
+
+
+def _changes_often(piece: str, share: float) -> bool:
+    """Whether small letters, capitals and digits follow each other without an order.
+
+    In letters and digits drawn at random six of ten do, in CamelCase three at most.
+    """
+    kinds = [0 if each.isdigit() else 1 if each.islower() else 2 for each in piece]
+    changes = sum(a != b for a, b in pairwise(kinds))
+    return len(set(kinds)) > 1 and changes >= share * (len(piece) - 1) and changes >= 4

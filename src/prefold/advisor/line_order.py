@@ -31,12 +31,16 @@ def find_reordered_lines(earlier: str, later: str, place: int) -> ReorderedLines
         begin = earlier.rfind(mark, 0, place)
         begin = 0 if begin < 0 else begin + len(mark)
         found = _permuted(
-            *(text[begin : begin + _MAX_CHARS].split(mark) for text in (earlier, later))
+            *(_pieces(text[begin : begin + _MAX_CHARS], mark) for text in (earlier, later))
         )
         if found is not None:
             text = "\n".join(found)
             return "tools" if _TOOL.search(text) else "lines"
     return None
+
+
+def _pieces(text: str, mark: str) -> list[str]:
+    return [piece for piece in text.split(mark) if piece.strip()]
 
 
 def _permuted(ours: Sequence[str], theirs: Sequence[str]) -> Sequence[str] | None:
@@ -45,6 +49,8 @@ def _permuted(ours: Sequence[str], theirs: Sequence[str]) -> Sequence[str] | Non
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if number >= _MAX_LINES:
             return None
+        if number == 0 and _bare(one) == _bare(other):
+            return None  # what differs is around the words
         # The last of them may stand before a comma or the end.
         for line, sign in ((_bare(one), 1), (_bare(other), -1)):
             surplus[line] += sign

@@ -10,7 +10,7 @@ _MAX_VALUE_CHARS = 128
 
 #: Of what follows a value, in characters: that much is compared, and has to agree.
 _FRAME_CHARS = 160
-_SAME_FRAME = 24
+_SAME_FRAME = 48
 
 #: What changes from request to request, as a rule, has a digit in it.
 _CHANGING = re.compile(r"\w*\d\w*")

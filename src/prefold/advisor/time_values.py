@@ -19,9 +19,9 @@ _CLOCK = re.compile(
     r"(?:[ \u202f]?(?P<half>[ap]\.?m)\b)?",
     re.ASCII | re.IGNORECASE,
 )
-#: Numbers with a letter or sign of their own each: 9h41, 9h 41m 07s.
+#: Numbers with a letter of their own each: 9h41, 9h 41m 07s.
 _LETTERED_CLOCK = re.compile(
-    r"(?<![\w:])(?P<hour>\d{1,2}) ?[^\W\d_]{1,2} ?(?P<minute>\d{1,2})(?: ?[^\W\d_]{1,3}"
+    r"(?<![\w:])(?P<hour>\d{1,2})(?: ?h|[^\W\d_]) ?(?P<minute>\d{1,2})(?: ?[^\W\d_]{1,3}"
     r"(?: ?(?P<seconds>\d{1,2}) ?[^\W\d_]{1,3})?)?(?!\d)"
 )
 _CLOCK_PARTS = {
@@ -36,7 +36,7 @@ _CLOCK_PARTS = {
 _MONTH = r"(?P<month>[^\W\d_]{3,12})\.?"
 _YEAR = r"(?P<year>\d{4})"
 _SHORT_YEAR = r"(?P<year>\d{4}|\d{2})"
-_SIGN = r"[^\w\s]?[^\W\d_]? ?"
+_SIGN = r"[-/.]?[^\W\d_]? ?"
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th|\.|º|er)?"
 _DATE_SHAPES = (
     r"(?P<year>\d{4})(?P<sep>[-/.])(?P<month>\d{1,2})(?P=sep)(?P<day>\d{1,2})",
@@ -70,7 +70,7 @@ _WEEKDAY = re.compile(rf"(?<!\w)(?:{'|'.join(_WEEKDAYS)})(?!\w)", re.IGNORECASE)
 
 #: What announces the time of now, at the end of what stands before it.
 _ANNOUNCED = re.compile(
-    r"(?:now|time|date|today|clock|as of|at|on|timestamp|generated|updated|utc|gmt|heute|"
+    r"(?:now|time|date|today|clock|as of|timestamp|generated|updated|utc|gmt|heute|"
     r"jetzt|datum|uhrzeit|zeit|stand|aujourd.hui|heure|maintenant|hora|fecha|hoy|ahora)"
     r"(?:\W|\b(?:is|ist|est|es|it|the|le|el|der|den|la)\b){0,6}$",
     re.IGNORECASE,

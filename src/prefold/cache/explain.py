@@ -66,7 +66,7 @@ class MissReason:
         """Return the reason as a sentence without its full stop."""
         place = f"from token {self.at_token} on"
         return {
-            MissKind.COMPLETE: "all but the last token was reused",
+            MissKind.COMPLETE: "all but the last token was cached",
             MissKind.READ_OFF: "the request did not read the cache",
             MissKind.TOO_SHORT: (
                 "the prompt does not fill a block and nothing cached begins with it"
