@@ -17,10 +17,11 @@ _MONTHS = {
     "décembre",
     "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre "
     "diciembre",
-    "pl": "stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października "
-    "listopada grudnia",
+    "pl": "stycznia lutego marca kwietnia maja czerwca lipca sierpnia września "
+    "października listopada grudnia",
     "tr": "Ocak Şubat Mart Nisan Mayıs Haziran Temmuz Ağustos Eylül Ekim Kasım Aralık",
-    "ru": "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
+    "ru": "января февраля марта апреля мая июня июля августа сентября октября ноября "
+    "декабря",
     "hu": "január február március április május június július augusztus szeptember október "
     "november december",
 }

@@ -32,7 +32,7 @@ def _shuffled(dice: random.Random, entries: list[Any]) -> list[Any]:
             return found
 
 
-# -- order -----------------------------------------------------------------------------------
+# -- order ---------------------------------------------------------------------------------
 
 _SETTINGS: Mapping[int, dict[str, Any]] = {
     1: {"language": "English", "units": "metric", "max_days": 7, "fees": {"late": 2}},
@@ -143,7 +143,7 @@ def _lines(form: int, dice: random.Random, body: str, chat: Chat) -> Pair:
     return texts[0], texts[1]
 
 
-# -- white space -------------------------------------------------------------------------------
+# -- white space ---------------------------------------------------------------------------
 
 
 def _spaces(form: int, dice: random.Random, body: str, chat: Chat) -> Pair:
@@ -176,7 +176,7 @@ def _json_space(form: int, dice: random.Random, body: str, chat: Chat) -> Pair:
     return chat(form, f"{body}{ours}\n{body}"), chat(form, f"{body}{theirs}\n{body}")
 
 
-# -- templates -----------------------------------------------------------------------------------
+# -- templates -----------------------------------------------------------------------------
 
 
 def _marks(form: int, dice: random.Random, body: str, chat: Chat) -> Pair:
@@ -207,7 +207,7 @@ def _first_line(form: int, dice: random.Random, body: str, chat: Chat) -> Pair:
     return chat(form, f"{one}\n{body}"), chat(form, f"{other}\n{body}")
 
 
-# -- replies ---------------------------------------------------------------------------------------
+# -- replies -------------------------------------------------------------------------------
 
 _THOUGHTS = {
     1: "The rule says three days for a ladder, so I say that and nothing more.",
@@ -222,7 +222,8 @@ _REPLIES = {
 _NEXT_TURN = {
     1: "<|im_end|>\n<|im_start|>user\nAnd the drill?<|im_end|>\n<|im_start|>assistant\n",
     2: "\n\n### User:\nUnd die Bohrmaschine?\n\n### Assistant:\n",
-    3: "<end_of_turn>\n<start_of_turn>user\nA wiertarka?<end_of_turn>\n<start_of_turn>model\n",
+    3: "<end_of_turn>\n<start_of_turn>user\nA wiertarka?<end_of_turn>\n"
+    "<start_of_turn>model\n",
 }
 _BLOCKS = {
     1: ["<think>\n{}\n</think>\n\n", "<thinking>{}</thinking>\n"],

@@ -73,7 +73,8 @@ def chat(form: int, system: str, question: str | None = None) -> str:
         )
     if form == 2:
         return f"### System:\n{system}\n### User:\n{asked}\n\n### Assistant:\n"
-    return f"<bos><start_of_turn>user\n{system}\n\n{asked}<end_of_turn>\n<start_of_turn>model\n"
+    turn = f"{system}\n\n{asked}<end_of_turn>\n"
+    return f"<bos><start_of_turn>user\n{turn}<start_of_turn>model\n"
 
 
 # -- values --------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ _VALUES: Mapping[
 
 def make_breaks(form: int, seed: int) -> list[Break]:
     """Return one break of every situation."""
-    dice = random.Random(f"{form}/{seed}")
+    dice = random.Random(f"{form}/{seed}")  # noqa: S311 -- a test's dice
     made = []
     for situation, (kind, values) in _VALUES.items():
         line = dice.choice(LINES[situation][form])

@@ -24,11 +24,12 @@ _THINGS = (
 )
 _VERBS = ("bought", "sold", "counted", "lost", "found", "painted", "carried", "borrowed")
 _PLACES = ("Lisbon", "Graz", "Osaka", "Kraków", "Quito", "Tromsø", "Bologna", "Izmir")
-_WORDS = (
+_WORD_LIST = (
     "river stone quiet market window early bread copper garden letter north paper winter "
     "music bridge simple doctor orange cattle narrow silver travel kitchen summer lantern "
     "method engine harvest mirror pocket shadow tailor valley whisper yellow basket"
-).split()
+)
+_WORDS = _WORD_LIST.split()
 _SUBJECTS = (
     *("the tides", "a steam engine", "photosynthesis", "compound interest", "the alphabet"),
     *("a violin", "glaciers", "the printing press", "magnets", "bees", "rainbows", "tea"),
@@ -38,7 +39,8 @@ _ASKS = (
     *("What is the history of {}?", "Name three facts on {}.", "Compare {} with snow."),
 )
 _CODE = (
-    "def {0}_{1}({2}, limit=10):\n    total = 0\n    for {3} in {2}:\n        total += {3}\n"
+    "def {0}_{1}({2}, limit=10):\n    total = 0\n    for {3} in {2}:\n"
+    "        total += {3}\n"
     "    return min(total, limit)\n"
 )
 
@@ -98,7 +100,9 @@ def _one_number(dice: random.Random) -> Pair:
     """Change one number of things, and nothing else."""
     one, other = dice.sample(range(2, 120), 2)
     name, thing = dice.choice(_NAMES), dice.choice(_THINGS)
-    story = f"{name} {dice.choice(_VERBS)} {{}} {thing} in {dice.choice(_PLACES)}, and sold "
+    story = (
+        f"{name} {dice.choice(_VERBS)} {{}} {thing} in {dice.choice(_PLACES)}, and sold "
+    )
     story += f"half of the {thing} again. How many are left, and what would you do?"
     form, system = dice.choice((1, 2, 3)), _system(dice)
     return chat(form, system, story.format(one)), chat(form, system, story.format(other))
@@ -108,13 +112,18 @@ def _years(dice: random.Random) -> Pair:
     """Ask about another year, day or hour."""
     kind = dice.randrange(4)
     place = dice.choice(_PLACES)
+
+    def ask() -> str:
+        return dice.choice(_ASKS).format(dice.choice(_SUBJECTS))
+
     if kind == 0:
-        asks = [f"What happened in {place} in {dice.randrange(1100, 1990)}?"] * 2
-        asks = [f"What happened in {place} in {dice.randrange(1100, 1990)}?" for _ in asks]
+        asks = [
+            f"What happened in {place} in {dice.randrange(1100, 1990)}?" for _ in range(2)
+        ]
     elif kind == 1:
         asks = [
-            f"Who ruled {place} on {dice.randrange(1, 29)} May {dice.randrange(1500, 1900)}, "
-            f"and {dice.choice(_ASKS).format(dice.choice(_SUBJECTS))}"
+            f"Who ruled {place} on {dice.randrange(1, 29)} May "
+            f"{dice.randrange(1500, 1900)}, and {ask()}"
             for _ in range(2)
         ]
     elif kind == 2:
@@ -126,8 +135,8 @@ def _years(dice: random.Random) -> Pair:
         ]
     else:
         asks = [
-            f"Chapter {dice.randrange(1, 40)}, {dice.choice(_WORDS)} {dice.choice(_WORDS)}: "
-            f"{dice.choice(_ASKS).format(dice.choice(_SUBJECTS))}"
+            f"Chapter {dice.randrange(1, 40)}, {dice.choice(_WORDS)} "
+            f"{dice.choice(_WORDS)}: {ask()}"
             for _ in range(2)
         ]
     form, system = dice.choice((1, 2, 3)), _system(dice)
@@ -212,7 +221,7 @@ _KINDS: Sequence[Callable[[random.Random], Pair]] = (
 
 def make_clean_pairs(number: int, seed: int = 0) -> list[tuple[str, str, str]]:
     """Return so many pairs, with what was done, as many of each kind as can be."""
-    dice = random.Random(seed)
+    dice = random.Random(seed)  # noqa: S311 -- a test's dice
     made = []
     while len(made) < number:
         make = _KINDS[len(made) % len(_KINDS)]

@@ -85,20 +85,17 @@ def find_random_id(earlier: str, later: str, place: int) -> Finding:
 def _looks_random(word: str, *, is_named: bool) -> bool:
     # The longest piece, so that a prefix as in "req-7f3c9a52" does not hide the rest.
     piece = max(re.split("[-_]", word), key=len)
+    is_long = len(piece) >= _MIN_MIXED
     num_digits = sum(letter.isdigit() for letter in piece)
-    if num_digits == 0:
-        return len(piece) >= _MIN_MIXED and _changes_often(piece, 0.45)
-    if num_digits == len(piece):
-        return False
+    if num_digits in (0, len(piece)):
+        return is_long and num_digits == 0 and _changes_often(piece, 0.45)
     # "chapter12" is letters, then digits; an id changes between them often.
     changes = sum(a.isdigit() != b.isdigit() for a, b in pairwise(piece))
     if is_named and len(piece) >= _MIN_NAMED and changes >= 2:
         return True
-    if len(piece) >= _MIN_MIXED and _changes_often(piece, 0.3):
-        return True
     if len(piece) >= _MIN_HEX and _HEX.fullmatch(piece):
         return True
-    return len(piece) >= _MIN_MIXED and changes >= 3
+    return is_long and (changes >= 3 or _changes_often(piece, 0.3))
 
 
 def _changes_often(piece: str, share: float) -> bool:
