@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 Line: TypeAlias = Callable[[Any], str]
@@ -35,11 +36,11 @@ _WEEK = {
 }
 
 
-def _month(at: Any, language: str) -> str:
+def _month(at: datetime, language: str) -> str:
     return _MONTHS[language].split()[at.month - 1]
 
 
-def _weekday(at: Any, language: str) -> str:
+def _weekday(at: datetime, language: str) -> str:
     return _WEEK[language].split()[at.weekday()]
 
 

@@ -222,7 +222,7 @@ _KINDS: Sequence[Callable[[random.Random], Pair]] = (
 def make_clean_pairs(number: int, seed: int = 0) -> list[tuple[str, str, str]]:
     """Return so many pairs, with what was done, as many of each kind as can be."""
     dice = random.Random(seed)  # noqa: S311 -- a test's dice
-    made = []
+    made: list[tuple[str, str, str]] = []
     while len(made) < number:
         make = _KINDS[len(made) % len(_KINDS)]
         one, other = make(dice)
