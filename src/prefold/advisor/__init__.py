@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | ``breakpoints`` | which part of a prompt ended the prefix it shares with an earlier one |
+| ``break_kind``, ``places`` | what can, and how two texts are compared at one place |
 | ``time_values``, ``id_values`` | clocks, dates, ids and counters that differ |
 | ``text_changes`` | white space, templates and reasoning that differ |
 | ``json_order``, ``line_order`` | what only stands in another order |

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
 from prefold.cli.admin_app import Config, TokenFile, Url, run
 from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace
 from prefold.cli.arguments import AsJson
+from prefold.errors import InvalidInputError
+
+#: What a server makes, and takes from its clients.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def explain(
@@ -26,11 +30,16 @@ def explain(
     as_json: AsJson = False,
 ) -> int:
     """Say why a recent request did not hit further than it did."""
+    if _REQUEST_ID.fullmatch(request_id) is None:
+        raise InvalidInputError(
+            "a request id is 1 to 64 letters, digits, '.', '_' and '-'; take it from "
+            "x-request-id of the answer"
+        )
     options = AdminOptions(
         action=AdminAction.EXPLAIN,
         place=AdminPlace(url=url, token_file=token_file, config=config),
         as_json=as_json,
-        path=quote(request_id, safe=""),
+        path=request_id,
         fields={"tenant": tenant},
     )
     return run(options)

@@ -98,8 +98,9 @@ class AudienceTable:
         self._epoch += 1
         self._present = {}
         if grave is not None:
-            every = (entry for readers in retired for entry in readers.entries)
-            self.graves.dig(every, grave)
+            # What only its own request could find, nobody misses.
+            its = (readers for readers in retired if not readers.is_throwaway)
+            self.graves.dig((entry for each in its for entry in each.entries), grave)
         return retired
 
     def is_dead(self, node: Node) -> bool:

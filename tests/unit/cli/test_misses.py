@@ -57,9 +57,10 @@ def test_a_miss_is_listed_and_explained(
             assert request_id in listed
             assert "The clock's hour differs." in listed
             assert len(json.loads(await shown("misses", "--json"))["data"]) == 2
-            refused = await shown("explain", "other/one", code=2)
-            assert refused.count("\n") == 1
-            assert "x-request-id" in refused
+            for unknown in ("other", "other/one", "", ".."):
+                refused = await shown("explain", unknown, code=2)
+                assert refused.count("\n") == 1, unknown
+                assert "x-request-id" in refused, unknown
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

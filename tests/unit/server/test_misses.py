@@ -387,7 +387,7 @@ def test_who_is_evicted_is_advised_by_whose_need_it_was() -> None:
     assert advise(MissKind.NEVER_SEEN, None, None) is None
 
 
-# -- the routes ----------------------------------------------------------------------------
+# -- the header and the routes -------------------------------------------------------------
 
 ACME = TenantConfig(name="acme", domain="acme")
 BLUE = TenantConfig(name="blue", domain="blue")
@@ -408,6 +408,21 @@ async def complete(rig: Rig, prompt: str, tenant: str | None = None, **more: Any
         answer = await public.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.headers["x-request-id"])
+
+
+def test_a_client_reads_the_reason_of_its_own_reply(tmp_path: Path) -> None:
+    async def check(rig: Rig) -> None:
+        async with rig.public() as public:
+            told = []
+            for prompt in (HEAD, f"{HEAD}ab", [HEAD, HEAD]):
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+                answer = await public.post("/v1/completions", json=body)
+                told.append(answer.headers.get("x-prefold-miss"))
+        assert told[0] == "never_seen; at_token=0"
+        assert told[1].split(";")[0] in {"diverged", "never_seen"}
+        assert told[2] is None, "of several prompts none is meant"
+
+    run(check, tmp_path)
 
 
 async def get(rig: Rig, path: str) -> Any:
