@@ -12,8 +12,8 @@ from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace
 from prefold.cli.arguments import AsJson
 from prefold.errors import InvalidInputError
 
-#: What a server makes, and takes from its clients.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: What a server makes, and takes from its clients; dots alone would be another path.
+_REQUEST_ID = re.compile(r"(?!\.*$)[A-Za-z0-9._-]{1,64}")
 
 
 def explain(

@@ -414,7 +414,7 @@ def test_a_client_reads_the_reason_of_its_own_reply(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         async with rig.public() as public:
             told = []
-            for prompt in (HEAD, f"{HEAD}ab", [HEAD, HEAD]):
+            for prompt in (HEAD, f"{HEAD}ab cd cd cd cd", [HEAD, HEAD]):
                 body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
                 answer = await public.post("/v1/completions", json=body)
                 told.append(answer.headers.get("x-prefold-miss"))
