@@ -193,12 +193,17 @@ def test_what_is_cached_again_was_not_taken_by_an_epoch() -> None:
     assert driver.lookup([*PROMPT, 1]).miss.kind is MissKind.NEVER_SEEN
 
 
-def test_age_is_told_of_what_nobody_has_unlinked_yet() -> None:
+def test_age_is_told_of_what_nobody_has_unlinked_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefold.tree.invalidation.MAX_COUNTED", 8)
     driver = CacheDriver(num_blocks=1024, block_size=1)
     prompts = [[number, 1, 2] for number in range(4 * NODES_A_STEP)]
     for prompt in prompts:
         driver.serve(prompt)
     driver.cache.invalidate(ByAge(older_than_s=0.0))
+    assert driver.root.children is not None
+    assert len(driver.root.children) > NODES_A_STEP, "most still hang there"
     kinds = {driver.lookup([*prompt, 3]).miss.selector for prompt in prompts}
     assert kinds == {"age"}
 
