@@ -48,6 +48,8 @@ PUBLIC = [
 ADMIN = [
     "DELETE /domains/{path}",
     "GET /cache/approvals",
+    "GET /cache/explain/{request_id}",
+    "GET /cache/misses",
     "GET /cache/stats",
     "GET /cache/tree",
     "GET /health",

@@ -32,7 +32,7 @@ from prefold.server.config import ServerConfig, TenantConfig
 from prefold.server.credentials import Authenticator
 from prefold.server.keys import KeyFile
 from prefold.server.limits import TenantLimits
-from prefold.server.observer import ExchangeId, Plane
+from prefold.server.observer import AskedPrompt, ExchangeId, Plane
 from prefold.server.permits import Permits
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
@@ -97,7 +97,9 @@ class Watcher:
 
     responses: list[tuple[Plane, str | None, int]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    asked: list[tuple[str, int]] = field(default_factory=list)
     outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
 
     def on_response(self, plane: Plane, route: str | None, status: int) -> None:
         self.responses.append((plane, route, status))
@@ -105,8 +107,12 @@ class Watcher:
     def on_refused(self, tenant: str) -> None:
         self.refused.append(tenant)
 
-    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
+    def on_asked(self, request: ExchangeId, prompts: Sequence[AskedPrompt]) -> None:
+        self.asked.append((request.text, len(prompts)))
+
+    def on_output(self, request: ExchangeId, output: RequestOutput, *, prompt: int) -> None:
         self.outputs.append((request.text, output))
+        self.prompts.append(prompt)
 
 
 @dataclass

@@ -96,8 +96,8 @@ class LedgerMetrics(Metrics):
 
     ledger: Ledger
 
-    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
-        super().on_output(request, output)
+    def on_output(self, request: ExchangeId, output: RequestOutput, *, prompt: int) -> None:
+        super().on_output(request, output, prompt=prompt)
         was_admitted = output.miss_reason is not None
         self.ledger.outputs.append(
             (request.text, output.finish_reason.value, was_admitted, len(output.token_ids))

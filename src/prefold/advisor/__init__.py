@@ -3,6 +3,10 @@
 | module | answers |
 |---|---|
 | ``breakpoints`` | which part of a prompt ended the prefix it shares with an earlier one |
+| ``break_kind``, ``places`` | what can, and how two texts are compared at one place |
+| ``time_values``, ``id_values`` | clocks, dates, ids and counters that differ |
+| ``text_changes`` | white space, templates and reasoning that differ |
+| ``json_order``, ``line_order`` | what only stands in another order |
 | ``replay`` | what an eviction policy would have hit on a recorded trace |
 | ``clairvoyant`` | what the best of all policies would have |
 | ``trace_reader`` | what a trace file says, in any of several formats |
@@ -12,8 +16,8 @@ Texts and token positions come from the caller; nothing here tokenises or comput
 """
 
 from prefold.advisor.block_tree import BlockTree, grow_block_tree
+from prefold.advisor.break_kind import BreakKind
 from prefold.advisor.breakpoints import (
-    BreakKind,
     Breakpoint,
     Tokenize,
     TokenSpan,

@@ -7,6 +7,7 @@
 | ``lease`` | a sequence's hold on blocks |
 | ``survey`` | what a prompt would hit, and why not more |
 | ``explain`` | the reason of a miss |
+| ``losses`` | what was lost where a match ends |
 | ``room`` | where blocks come from: free, dead, idle ones |
 | ``usage``, ``use_start`` | what an eviction policy gets to know |
 | ``frontier`` | what running sequences are about to publish |
@@ -38,10 +39,12 @@ from prefold.cache.selector import (
     Everything,
     Receipt,
     Selector,
+    selector_kind,
 )
 from prefold.cache.survey import Lookup
 from prefold.eviction.cost import CostFit, PrefillCost
 from prefold.eviction.quota import NO_QUOTAS, QuotaSettings, Share
+from prefold.tree.loss import Pressure
 from prefold.tree.retention import KEEP, Retention
 
 __all__ = [
@@ -75,9 +78,11 @@ __all__ = [
     "MissReason",
     "PrefillCost",
     "PrefixCache",
+    "Pressure",
     "QuotaSettings",
     "Receipt",
     "Retention",
     "Selector",
     "Share",
+    "selector_kind",
 ]

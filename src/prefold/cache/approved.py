@@ -34,8 +34,9 @@ from prefold.eviction.quota import Quotas
 from prefold.identity.domain import Domain, approving_audiences
 from prefold.identity.fingerprint import Fingerprint
 from prefold.tree.invalidation import KilledBlocks, count_blocks
+from prefold.tree.loss import LossCause, Tombstone
 from prefold.tree.mark import Mark
-from prefold.tree.node import LossCause, Node
+from prefold.tree.node import Node
 from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import Endpoint, View, longest_paths
@@ -323,10 +324,14 @@ class ApprovedPrefixes:
         while self._ends and self._ends[0][0] <= now:
             expires_at, _, held = heapq.heappop(self._ends)
             if not held.mark.is_withdrawn:
-                self.end([held], LossCause.EXPIRED, at=expires_at)
+                self.end([held], LossCause.LAPSED, at=expires_at)
 
     def end(
-        self, gone: Collection[HeldApproval], cause: LossCause, at: float | None = None
+        self,
+        gone: Collection[HeldApproval],
+        cause: LossCause,
+        at: float | None = None,
+        selector: str | None = None,
     ) -> KilledBlocks:
         """End approvals; return the blocks that nobody can end a match in any more.
 
@@ -336,12 +341,14 @@ class ApprovedPrefixes:
         self.unpin(gone)
         num_blocks = num_leased = 0
         for held in gone:
-            closed = self._end_one(held, cause, at)
+            closed = self._end_one(held, cause, at, selector)
             num_blocks += closed.num_blocks
             num_leased += closed.num_leased
         return KilledBlocks(num_blocks=num_blocks, num_leased=num_leased)
 
-    def _end_one(self, held: HeldApproval, cause: LossCause, at: float) -> KilledBlocks:
+    def _end_one(
+        self, held: HeldApproval, cause: LossCause, at: float, selector: str | None
+    ) -> KilledBlocks:
         tree, approval = held.tree, held.approval
         held.mark.is_withdrawn = True
         del self._by_id[approval.approval_id]
@@ -354,7 +361,14 @@ class ApprovedPrefixes:
         closed = [n for n in path if not n.marks and not tree.audiences.is_doomed(n)]
         lost = count_blocks(closed)
         if closed:
-            hang_tombstone(tree, closed[0], lost.num_blocks, cause, at)
+            loss = Tombstone(
+                at=at,
+                cause=cause,
+                policy=None,
+                num_blocks=lost.num_blocks,
+                selector=selector,
+            )
+            hang_tombstone(tree, closed[0], loss)
             tree.free_unmarked(closed[-1])
         for node in reversed(path):
             tree.merge(node)

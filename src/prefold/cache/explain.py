@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from prefold.tree.loss import Pressure
+
 
 class MissKind(Enum):
     """The one primary reason."""
@@ -25,7 +27,7 @@ class MissKind(Enum):
     INVALIDATED = "invalidated"
     #: It was approved, and the approval was withdrawn.
     WITHDRAWN = "withdrawn"
-    #: It was approved, and the approval's time is over.
+    #: It was cached and not used again in time, or its approval's time is over.
     EXPIRED = "expired"
     #: The request wants log-probabilities of its prompt, which are kept less far than KV.
     NO_LOGPROBS = "no_logprobs"
@@ -40,10 +42,13 @@ class MissReason:
     Attributes:
         at_token: Leading tokens of the prompt that agree with something cached; where
             the kind is ``DIVERGED``, the position of the first one that differs.
-        lost_at: When it was evicted or invalidated, or its approval ended, on the
-            cache's clock.
+        lost_at: When it was evicted, expired or invalidated, or its approval ended, on
+            the cache's clock.
         policy: The eviction policy that chose it.
-        num_lost_blocks: Blocks lost at that place and below.
+        pressure: For whom it was evicted.
+        selector: What kind of selector invalidated it, as ``selector_kind`` names it.
+        num_lost_blocks: Blocks lost at that place and below; 0 where nobody counted.
+        was_approved: Whether what ended was an approval, and not the KV itself.
         differing_fields: Fingerprint fields that differ, for ``OTHER_FINGERPRINT``.
     """
 
@@ -51,32 +56,53 @@ class MissReason:
     at_token: int
     lost_at: float | None = None
     policy: str | None = None
+    pressure: Pressure | None = None
+    selector: str | None = None
     num_lost_blocks: int = 0
+    was_approved: bool = False
     differing_fields: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return the reason as a sentence without its full stop."""
         place = f"from token {self.at_token} on"
         return {
-            MissKind.COMPLETE: "all but the last token was reused",
+            MissKind.COMPLETE: "all but the last token was cached",
             MissKind.READ_OFF: "the request did not read the cache",
             MissKind.TOO_SHORT: (
                 "the prompt does not fill a block and nothing cached begins with it"
             ),
             MissKind.NEVER_SEEN: f"nothing is cached {place}",
             MissKind.DIVERGED: f"what is cached goes on differently {place}",
-            MissKind.EVICTED: (
-                f"{self.num_lost_blocks} blocks {place} were evicted by {self.policy}"
-            ),
-            MissKind.INVALIDATED: f"{self.num_lost_blocks} blocks {place} were invalidated",
+            MissKind.EVICTED: self._evicted(place),
+            MissKind.INVALIDATED: f"{self._lost(place)} invalidated{self._by_selector()}",
             MissKind.WITHDRAWN: (
                 f"the approval of {self.num_lost_blocks} blocks {place} was withdrawn"
             ),
-            MissKind.EXPIRED: (
-                f"the approval of {self.num_lost_blocks} blocks {place} has expired"
-            ),
+            MissKind.EXPIRED: self._expired(place),
             MissKind.NO_LOGPROBS: f"the prompt's log-probabilities are not kept {place}",
             MissKind.OTHER_FINGERPRINT: (
                 f"cached with another {', '.join(self.differing_fields)}"
             ),
         }[self.kind]
+
+    def _lost(self, place: str) -> str:
+        if not self.num_lost_blocks:
+            return f"what was cached {place} was"
+        return f"{self.num_lost_blocks} blocks {place} were"
+
+    def _evicted(self, place: str) -> str:
+        whose = {
+            None: "",
+            Pressure.OWN: ", for a request of the same tenant",
+            Pressure.SHARE: ", because the tenant had more than its share",
+            Pressure.POOL: ", because the pool was full",
+        }[self.pressure]
+        return f"{self._lost(place)} evicted by {self.policy}{whose}"
+
+    def _expired(self, place: str) -> str:
+        if self.was_approved:
+            return f"the approval of {self.num_lost_blocks} blocks {place} has expired"
+        return f"{self._lost(place)} not used again in time, and expired"
+
+    def _by_selector(self) -> str:
+        return "" if self.selector is None else f", by {self.selector}"

@@ -17,9 +17,9 @@ from prefold.cache.frontier import Frontiers
 from prefold.cache.lease import Lease
 from prefold.cache.paths import LeasePaths
 from prefold.cache.reach import reach_of
-from prefold.cache.selector import ByApproved, Receipt, Selector
+from prefold.cache.selector import ByApproved, Receipt, Selector, selector_kind
 from prefold.cache.trees import Trees
-from prefold.tree.node import LossCause
+from prefold.tree.loss import LossCause
 
 
 class Invalidation:
@@ -59,7 +59,7 @@ class Invalidation:
         lost = reach.kill()
         is_withdrawal = isinstance(selector, ByApproved)
         cause = LossCause.WITHDRAWN if is_withdrawal else LossCause.INVALIDATED
-        lost.append(approved.end(gone, cause))
+        lost.append(approved.end(gone, cause, selector=selector_kind(selector)))
         for lease in leases:
             if reach.covers_lease(lease):
                 self._paths.throw_away(lease)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from prefold.tree.loss import Tombstone
 from prefold.tree.mark import Mark
-from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.node import Node
 from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
 
@@ -27,10 +28,7 @@ def mark_path(tree: PrefixTree, end: Node, mark: Mark) -> None:
     tree.version += 1
 
 
-def hang_tombstone(
-    tree: PrefixTree, top: Node, num_blocks: int, cause: LossCause, at: float
-) -> None:
+def hang_tombstone(tree: PrefixTree, top: Node, tombstone: Tombstone) -> None:
     """Explain, above what is closed now, why its readers' matches stop there."""
     if top.parent is not None and top.key is not None:
-        tombstone = Tombstone(at=at, cause=cause, policy=None, num_blocks=num_blocks)
         tree.tombstones.put(top.parent, top.key, tombstone)

@@ -165,7 +165,7 @@ class PrefixCache:
         missing = num_blocks_for(num_tokens, self.block_size) - len(lease.table)
         if missing > 0:
             self.expire_due()
-            lease.table.append(self.room.take(missing, lease.account))
+            lease.table.append(self.room.take(missing, lease))
 
     def copied(self, lease: Lease) -> None:
         """Note that the pending copy was carried out: its source is pinned no longer.
@@ -263,7 +263,7 @@ class PrefixCache:
             raise StateError("a lease with a pending copy cannot be forked")
         self.commit(lease, tokens, computed)
         tail = computed % self.block_size
-        targets = self.room.take(num_forks if tail else 0, lease.account)
+        targets = self.room.take(num_forks if tail else 0, lease)
         own = [targets[index : index + 1] for index in range(num_forks)]
         forks = [self._paths.branch(lease, target, tail) for target in own]
         for fork in forks:

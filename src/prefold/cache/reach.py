@@ -21,11 +21,13 @@ from prefold.cache.selector import (
     ByPrefix,
     Everything,
     Selector,
+    selector_kind,
 )
 from prefold.cache.trees import Trees
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import Audience, AudienceKind, Domain
 from prefold.identity.fingerprint import Fingerprint
+from prefold.tree.graves import Grave
 from prefold.tree.invalidation import (
     KilledBlocks,
     count_blocks,
@@ -102,21 +104,22 @@ def reach_of(
     Raises:
         InvalidInputError: A prefix is shorter than a block.
     """
+    grave = Grave(now, selector_kind(selector))
     match selector:
         case Everything() | ByFingerprint() | ByField():
-            return _of_trees(trees.where(partial(_is_meant, selector)))
+            return _of_trees(trees.where(partial(_is_meant, selector)), grave)
         case ByDomain():
-            return _of_domain(selector, trees.all())
+            return _of_domain(selector, trees.all(), grave)
         case ByApproved(approval_id=wanted):
             found = [it for it in approvals if it.approval.approval_id == wanted]
             return Reach(trees=[], kill=list, approval=found[0] if found else None)
         case ByPrefix():
-            return _of_prefix(selector, trees, now)
+            return _of_prefix(selector, trees, grave)
         case ByAge(older_than_s=age):
             its, limit = list(trees.all()), now - age
             return Reach(
                 trees=its,
-                kill=lambda: [_kill_older(tree, limit) for tree in its],
+                kill=lambda: [_kill_older(tree, limit, grave) for tree in its],
                 born_before=limit,
             )
 
@@ -136,17 +139,17 @@ def _is_meant(
 # -- whole audiences -------------------------------------------------------------------
 
 
-def _of_trees(trees: list[PrefixTree]) -> Reach:
+def _of_trees(trees: list[PrefixTree], grave: Grave) -> Reach:
     its = list(trees)
-    return Reach(trees=its, kill=lambda: [_kill_tree(tree) for tree in its])
+    return Reach(trees=its, kill=lambda: [_kill_tree(tree, grave) for tree in its])
 
 
-def _kill_tree(tree: PrefixTree) -> KilledBlocks:
+def _kill_tree(tree: PrefixTree, grave: Grave) -> KilledBlocks:
     is_unswept = _is_unswept(tree)
-    return _total(kill_all(tree), is_unswept=is_unswept)
+    return _total(kill_all(tree, grave), is_unswept=is_unswept)
 
 
-def _of_domain(selector: ByDomain, trees: list[PrefixTree]) -> Reach:
+def _of_domain(selector: ByDomain, trees: list[PrefixTree], grave: Grave) -> Reach:
     its = list(trees)
 
     def is_its(audience: Audience) -> bool:
@@ -157,7 +160,8 @@ def _of_domain(selector: ByDomain, trees: list[PrefixTree]) -> Reach:
     return Reach(
         trees=its,
         kill=lambda: [
-            _kill_audiences(tree, is_its, is_closed_below=selector.below) for tree in its
+            _kill_audiences(tree, is_its, grave, is_closed_below=selector.below)
+            for tree in its
         ],
         whose=is_its,
     )
@@ -166,6 +170,7 @@ def _of_domain(selector: ByDomain, trees: list[PrefixTree]) -> Reach:
 def _kill_audiences(
     tree: PrefixTree,
     whose: Callable[[Audience], bool],
+    grave: Grave,
     *,
     is_closed_below: bool,
 ) -> KilledBlocks:
@@ -186,7 +191,7 @@ def _kill_audiences(
     hanging = [node for node in nodes_below(tree, tops) if not whose(node.readers.audience)]
     below = count_blocks(hanging)
     for readers in its:
-        kill_audience(tree, readers.audience)
+        kill_audience(tree, readers.audience, grave)
     total = _total(its, is_unswept=is_unswept)
     return KilledBlocks(
         num_blocks=total.num_blocks + below.num_blocks,
@@ -210,9 +215,9 @@ def _is_unswept(tree: PrefixTree) -> bool:
     return tree.dead.holds_blocks() or bool(tree.age_cursor)
 
 
-def _kill_older(tree: PrefixTree, born_before: float) -> KilledBlocks:
+def _kill_older(tree: PrefixTree, born_before: float, cut: Grave) -> KilledBlocks:
     is_unswept = bool(tree.age_cursor)
-    lost = kill_older(tree, born_before)
+    lost = kill_older(tree, born_before, cut)
     return KilledBlocks(
         num_blocks=lost.num_blocks,
         num_leased=lost.num_leased,
@@ -223,7 +228,7 @@ def _kill_older(tree: PrefixTree, born_before: float) -> KilledBlocks:
 # -- one prefix ------------------------------------------------------------------------
 
 
-def _of_prefix(selector: ByPrefix, trees: Trees, now: float) -> Reach:
+def _of_prefix(selector: ByPrefix, trees: Trees, grave: Grave) -> Reach:
     size = selector.fingerprint.block_size
     limit = len(selector.tokens) // size
     if limit < 1:
@@ -241,7 +246,7 @@ def _of_prefix(selector: ByPrefix, trees: Trees, now: float) -> Reach:
     return Reach(
         trees=its,
         kill=lambda: [
-            _kill_subtree(tree, node, now)
+            _kill_subtree(tree, node, grave)
             for tree in its
             for node in _tops(tree, whole, domain, is_its)
         ],
@@ -250,8 +255,8 @@ def _of_prefix(selector: ByPrefix, trees: Trees, now: float) -> Reach:
     )
 
 
-def _kill_subtree(tree: PrefixTree, node: Node, now: float) -> KilledBlocks:
-    killed = kill_subtree(tree, node, now)
+def _kill_subtree(tree: PrefixTree, node: Node, grave: Grave) -> KilledBlocks:
+    killed = kill_subtree(tree, node, grave.at, selector=grave.selector)
     is_counted_before = bool(tree.age_cursor) and killed.num_blocks > 0
     return KilledBlocks(
         num_blocks=killed.num_blocks,

@@ -20,6 +20,7 @@ from prefold.eviction.queue import AWAITED_S, EvictionQueue
 from prefold.eviction.quota import Quotas
 from prefold.identity.domain import Domain
 from prefold.tree.account import Account
+from prefold.tree.loss import Pressure
 from prefold.tree.node import Node
 from prefold.tree.path import await_path
 from prefold.tree.prefix_tree import PrefixTree
@@ -85,12 +86,13 @@ class Room:
         idle = self._pool.num_idle - self._quotas.num_withheld(account)
         return self._pool.num_free + idle
 
-    def take(self, num_blocks: int, account: Account) -> BlockIds:
-        """Return that many private blocks, for a sequence of ``account``.
+    def take(self, num_blocks: int, taker: Lease) -> BlockIds:
+        """Return that many private blocks, for the sequence of a lease.
 
         Raises:
             OutOfBlocksError: There are not as many; only pending copies may be gone.
         """
+        account = taker.account
         if num_blocks > self._num_available(account) and self._copying:
             for lease in list(self._copying):
                 self.drop_copy(lease)
@@ -107,7 +109,7 @@ class Room:
             if missing > 0 and tree.dead:
                 missing -= tree.sweep(missing)
         if missing > 0:
-            self._evict(missing, account)
+            self._evict(missing, taker)
         return self._pool.allocate(num_blocks)
 
     def sweep(self) -> None:
@@ -116,27 +118,40 @@ class Room:
         for tree in self._trees.all():
             tree.sweep(self._pool.num_blocks)
 
-    def _evict(self, num_blocks: int, taker: Account) -> None:
+    def _evict(self, num_blocks: int, taker: Lease) -> None:
+        its = taker.account
         for tree in self._trees.all():
             self.enter_leaves(tree)
         goal = self._pool.num_free + num_blocks
         while (missing := goal - self._pool.num_free) > 0:
             first = self.queue.first(
-                self._clock(), lambda account: self._quotas.may_take(taker, account)
+                self._clock(), lambda account: self._quotas.may_take(its, account)
             )
             if first is None:
                 raise InvariantError("idle blocks are left but none can be evicted")
             leaf, rank = first
-            most = self._quotas.most_of(taker, leaf.readers.account)
-            self._evict_tail(leaf, min(missing, most), rank)
+            most = self._quotas.most_of(its, leaf.readers.account)
+            pressure = self._pressure_of(taker, leaf)
+            self._evict_tail(leaf, min(missing, most), rank, pressure)
 
-    def _evict_tail(self, leaf: Node, num_blocks: int, rank: Rank) -> None:
+    def _pressure_of(self, taker: Lease, leaf: Node) -> Pressure:
+        audience, account = leaf.readers.audience, leaf.readers.account
+        if self._quotas.is_common(account):
+            # Those without a share have nothing in common but that.
+            is_own = audience.domain.path == taker.audiences[-1].domain.path
+        else:
+            is_own = account is taker.account
+        return Pressure.OWN if is_own else Pressure.POOL
+
+    def _evict_tail(
+        self, leaf: Node, num_blocks: int, rank: Rank, pressure: Pressure
+    ) -> None:
         now, before = self._clock(), self._pool.num_free
         tree = self._trees.holding(leaf.readers)
         policy = self.queue.policy_of(leaf.readers.account)
         num_blocks = min(num_blocks, leaf.num_blocks)
         policy.note_eviction(rank, leaf.cohort, num_blocks, now)
-        trim(tree, leaf, num_blocks, policy.name, now)
+        trim(tree, leaf, num_blocks, policy.name, now, pressure)
         self.enter_leaves(tree)
         self.num_evictions += 1
         self.num_evicted_blocks += self._pool.num_free - before
@@ -168,7 +183,7 @@ class Room:
             first = self.queue.first(self._clock(), lambda each: each is account)
             if first is None:
                 raise InvariantError("an account is above its maximum for good")
-            self._evict_tail(first[0], account.num_excess, first[1])
+            self._evict_tail(first[0], account.num_excess, first[1], Pressure.SHARE)
 
     def num_idle_on(self, found: Lookup) -> int:
         """Return how many blocks of a match would not be idle any more. O(nodes)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 
@@ -114,7 +115,23 @@ class ByAge:
             )
 
 
+_KINDS: Mapping[type, str] = {
+    Everything: "everything",
+    ByFingerprint: "fingerprint",
+    ByDomain: "domain",
+    ByApproved: "approval",
+    ByPrefix: "prefix",
+    ByAge: "age",
+}
+
 Selector = Everything | ByFingerprint | ByField | ByDomain | ByApproved | ByPrefix | ByAge
+
+
+def selector_kind(selector: Selector) -> str:
+    """Return what kind it is, and of a field which: nothing that says what was selected."""
+    if isinstance(selector, ByField):
+        return f"field {selector.name}"
+    return _KINDS[type(selector)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from prefold.blocks.table import BlockIds, TokenIds
 from prefold.cache.access import Access
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
+from prefold.cache.losses import find_loss
 from prefold.identity.domain import Audience, AudienceKind
-from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.loss import LossCause, Tombstone
+from prefold.tree.node import Node
 from prefold.tree.path import path_ids
 from prefold.tree.prefix_tree import PrefixTree
 from prefold.tree.walk import (
@@ -29,7 +31,10 @@ _KINDS = {
     LossCause.INVALIDATED: MissKind.INVALIDATED,
     LossCause.WITHDRAWN: MissKind.WITHDRAWN,
     LossCause.EXPIRED: MissKind.EXPIRED,
+    LossCause.LAPSED: MissKind.EXPIRED,
 }
+#: What ended was leave to read it.
+_OF_APPROVALS = (LossCause.WITHDRAWN, LossCause.LAPSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +96,12 @@ def survey(
     """Walk the tree for ``tokens``, never matching the last one, or beyond ``limit``."""
     view = tree.view(audiences, is_approving=access.approves)
     if limit is not None and limit < len(tokens) - 1:
-        found = _survey(tree, view, tokens[: limit + 1], access)
+        found = _survey(tree, view, tokens[: limit + 1], access, audiences)
         if found.miss.kind is not MissKind.COMPLETE:
             return found
         reason = MissReason(kind=MissKind.NO_LOGPROBS, at_token=limit)
         return replace(found, miss=reason)
-    return _survey(tree, view, tokens, access)
+    return _survey(tree, view, tokens, access, audiences)
 
 
 def found_blocks(tree: PrefixTree, found: Survey) -> FoundBlocks:
@@ -120,7 +125,13 @@ def _path_ids(tree: PrefixTree, end: Endpoint) -> BlockIds:
     return ids[: len(ids) - end.node.num_blocks + end.num_blocks]
 
 
-def _survey(tree: PrefixTree, view: View, tokens: TokenIds, access: Access) -> Survey:
+def _survey(
+    tree: PrefixTree,
+    view: View,
+    tokens: TokenIds,
+    access: Access,
+    audiences: Sequence[Audience],
+) -> Survey:
     size = tree.block_size
     start = Endpoint(tree.root, 0, 0, 0)
     if not access.read:
@@ -129,11 +140,11 @@ def _survey(tree: PrefixTree, view: View, tokens: TokenIds, access: Access) -> S
     ends = longest_paths(start, tokens, (len(tokens) - 1) // size, view, size)
     matched = ends[0].position * size
     agreement = best_agreement(ends, tokens, view, size)
-    agreed = agreement.num_tokens if agreement is not None else 0
+    agreed = 0 if agreement is None else agreement.num_tokens
     usable = min(agreed, len(tokens) - 1 - matched)
     copied = usable if usable >= MIN_COPY_TOKENS else 0
-    lost = _tombstone(ends, tokens, view, size)
-    miss = _reason(ends, tokens, size, agreed, lost)
+    lost = find_loss(tree, view, audiences, ends, tokens)
+    miss = _reason(ends, tokens, size, agreement, lost)
     return Survey(ends, agreement, matched, copied, miss, view.now, lost)
 
 
@@ -141,52 +152,42 @@ def _reason(
     ends: Sequence[Endpoint],
     tokens: TokenIds,
     size: int,
-    agreed: int,
-    tombstone: Tombstone | None,
+    agreement: Agreement | None,
+    lost: Tombstone | None,
 ) -> MissReason:
     matched = ends[0].position * size
+    agreed = 0 if agreement is None else agreement.num_tokens
     if matched + agreed >= len(tokens) - 1:
         return MissReason(kind=MissKind.COMPLETE, at_token=len(tokens) - 1)
-    if tombstone is not None:
-        return MissReason(
-            kind=_KINDS[tombstone.cause],
-            at_token=matched + agreed,
-            lost_at=tombstone.at,
-            policy=tombstone.policy,
-            num_lost_blocks=tombstone.num_blocks,
-        )
+    place = matched + agreed
+    if lost is not None:
+        return _of_loss(lost, place)
+    if agreement is not None and _ends_there(agreement):
+        return MissReason(kind=MissKind.NEVER_SEEN, at_token=place)
     if agreed or (matched and any(_goes_on(end) for end in ends)):
-        return MissReason(kind=MissKind.DIVERGED, at_token=matched + agreed)
-    if len(tokens) <= size:
-        return MissReason(kind=MissKind.TOO_SHORT, at_token=0)
-    return MissReason(kind=MissKind.NEVER_SEEN, at_token=matched)
+        return MissReason(kind=MissKind.DIVERGED, at_token=place)
+    kind = MissKind.TOO_SHORT if len(tokens) <= size else MissKind.NEVER_SEEN
+    return MissReason(kind=kind, at_token=matched)
 
 
-def _tombstone(
-    ends: Sequence[Endpoint], tokens: TokenIds, view: View, size: int
-) -> Tombstone | None:
-    for end in ends:
-        begin = end.position * size
-        if not end.is_node_end or len(tokens) < begin + size:
-            continue
-        lost = tokens[begin : begin + size].tobytes()
-        for rank, readers in enumerate(view.readable):
-            tombstone = (end.node.tombstones or {}).get((readers, lost))
-            if tombstone is not None:
-                return tombstone
-            child = view.child(end.node, rank, lost)
-            if child is not None and child.marks and not view.is_open(child):
-                return _expired(child)
-    return None
+def _of_loss(lost: Tombstone, at_token: int) -> MissReason:
+    return MissReason(
+        kind=_KINDS[lost.cause],
+        at_token=at_token,
+        lost_at=lost.at,
+        policy=lost.policy,
+        pressure=lost.pressure,
+        selector=lost.selector,
+        num_lost_blocks=lost.num_blocks,
+        was_approved=lost.cause in _OF_APPROVALS,
+    )
 
 
-def _expired(node: Node) -> Tombstone:
-    """Return what will hang there once the cache has noted that the time is over."""
-    return Tombstone(
-        at=max(mark.expires_at for mark in node.marks),
-        cause=LossCause.EXPIRED,
-        policy=None,
-        num_blocks=node.num_blocks,
+def _ends_there(agreement: Agreement) -> bool:
+    """Whether the request that left what agrees had ended there, and not gone on."""
+    child = agreement.child
+    return (
+        child is not None and child.is_partial and agreement.num_tokens == child.num_tokens
     )
 
 

@@ -17,8 +17,9 @@ from prefold.cache.use_start import Recorded, Revived, UseStart
 from prefold.eviction.queue import EvictionQueue
 from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Request, Use
+from prefold.tree.loss import LossCause
 from prefold.tree.lost import LostRun, asked_again
-from prefold.tree.node import LossCause, Node
+from prefold.tree.node import Node
 from prefold.tree.path import path_to
 from prefold.tree.prefix_tree import PrefixTree
 

@@ -83,7 +83,8 @@ def _domains(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def _run(options: AdminOptions) -> int:
+def run(options: AdminOptions) -> int:
+    """Ask the server, and show its answer."""
     return load_light("prefold.cli.admin", "run_admin")(options)
 
 
@@ -97,7 +98,7 @@ def stats(
 ) -> int:
     """Show the cache's and the engine's figures."""
     place = AdminPlace(url=url, token_file=token_file, config=config)
-    return _run(AdminOptions(action=AdminAction.STATS, place=place, as_json=as_json))
+    return run(AdminOptions(action=AdminAction.STATS, place=place, as_json=as_json))
 
 
 @cache_app.command()
@@ -117,7 +118,7 @@ def tree(
         as_json=as_json,
         fields={"max_nodes": max_nodes, "depth": depth},
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -141,7 +142,7 @@ def lookup(  # noqa: PLR0913 -- its options, each by name
         fields={"tenant": tenant, "domain": domain},
         prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -177,7 +178,7 @@ def warm(  # noqa: PLR0913 -- its options, each by name
         },
         prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -210,7 +211,7 @@ def approve(  # noqa: PLR0913 -- its options, each by name
         },
         prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -231,7 +232,7 @@ def approvals(
         as_json=as_json,
         fields={"domain": domain},
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -250,7 +251,7 @@ def withdraw(
         as_json=as_json,
         fields={"id": approval},
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -302,7 +303,7 @@ def invalidate(  # noqa: PLR0913 -- its options, each by name
         prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
         needs_prompt=False,
     )
-    return _run(options)
+    return run(options)
 
 
 @cache_app.command()
@@ -315,7 +316,7 @@ def reset(
 ) -> int:
     """Drop everything that is cached, at once."""
     place = AdminPlace(url=url, token_file=token_file, config=config)
-    return _run(AdminOptions(action=AdminAction.RESET, place=place, as_json=as_json))
+    return run(AdminOptions(action=AdminAction.RESET, place=place, as_json=as_json))
 
 
 @domains_app.command()
@@ -338,7 +339,7 @@ def revoke(
         path=quote(Domain(path).path),
         fields={"requests": "drain" if drain else "abort"},
     )
-    return _run(options)
+    return run(options)
 
 
 def _value(field: str | None, text: str) -> object:

@@ -20,6 +20,8 @@ class AdminAction(Enum):
     WITHDRAW = ("POST", "/cache/withdraw")
     INVALIDATE = ("POST", "/cache/invalidate")
     RESET = ("POST", "/cache/reset")
+    MISSES = ("GET", "/cache/misses")
+    EXPLAIN = ("GET", "/cache/explain/")
     REVOKE = ("DELETE", "/domains/")
 
 

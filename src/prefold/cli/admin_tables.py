@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefold.cli.admin_options import AdminAction
+from prefold.cli.miss_tables import explanation_lines, miss_rows
 
 #: Where nothing says how wide the output is: nobody wants lines cut in a pipe.
 _PIPE_WIDTH = 400
@@ -26,6 +27,14 @@ _SHOWN_TEXT = 40
 _Document = Mapping[str, object]
 
 
+#: Of the rows of a prompt each, what is shown.
+_PROMPT_COLUMNS = {
+    AdminAction.LOOKUP: ("prompt_tokens", "hit_tokens", "explanation"),
+    AdminAction.WARM: ("prompt_tokens", "cached_tokens", "hit_tokens"),
+}
+_MISS_COLUMNS = ("at", "request", "tenant", "prompt_tokens", "hit_tokens", "why")
+
+
 def show(action: AdminAction, document: _Document) -> None:
     """Print what the admin plane answered."""
     match action:
@@ -33,16 +42,16 @@ def show(action: AdminAction, document: _Document) -> None:
             table = _pairs(_flat(document))
         case AdminAction.TREE:
             table = _tree(_rows(document, "runs"))
-        case AdminAction.LOOKUP:
-            names = ("prompt_tokens", "hit_tokens", "explanation")
-            table = _columns(_rows(document, "prompts"), names)
-        case AdminAction.WARM:
-            names = ("prompt_tokens", "cached_tokens", "hit_tokens")
-            table = _columns(_rows(document, "prompts"), names)
+        case AdminAction.LOOKUP | AdminAction.WARM:
+            table = _columns(_rows(document, "prompts"), _PROMPT_COLUMNS[action])
         case AdminAction.APPROVE:
             table = _approvals([document])
         case AdminAction.APPROVALS:
             table = _approvals(_rows(document, "approvals"))
+        case AdminAction.MISSES:
+            table = _columns(miss_rows(document), _MISS_COLUMNS)
+        case AdminAction.EXPLAIN:
+            table = _lines(explanation_lines(document))
         case _:
             table = _pairs(document)
     _print(table)
@@ -50,6 +59,14 @@ def show(action: AdminAction, document: _Document) -> None:
         _print(_columns(shares, _SHARE))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
+
+
+def _lines(lines: Iterable[str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row(_cell(line))
+    return table
 
 
 def _print(what: Table | Text) -> None:

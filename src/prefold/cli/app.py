@@ -34,6 +34,7 @@ from prefold.cli.arguments import (
 from prefold.cli.bench_app import bench_app
 from prefold.cli.keys_app import keys_app
 from prefold.cli.lazy import load
+from prefold.cli.misses_app import explain, misses
 from prefold.cli.options import (
     DemoOptions,
     GenerateOptions,
@@ -233,6 +234,8 @@ app.command()(serve)
 app.command()(replay)
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
+cache_app.command()(explain)
+cache_app.command()(misses)
 app.add_typer(cache_app, name="cache")
 app.add_typer(domains_app, name="domains")
 

@@ -174,6 +174,10 @@ class Quotas:
                 return account
         return self._others
 
+    def is_common(self, account: Account) -> bool:
+        """Whether an account is that of everybody without a share, and of approvals."""
+        return account is self._others or account is self._approved
+
     def num_withheld(self, account: Account) -> int:
         """Return how many idle blocks this account's need cannot have at this moment.
 

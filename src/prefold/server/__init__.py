@@ -12,6 +12,7 @@ Roughly from the outside in:
 | ``completions``, ``chat``, ``tokenize``, ``models``, ``health`` | public routes |
 | ``operations``, ``prompt_reader``, ``attendance`` | what admin routes do |
 | ``sharing*``, ``selection`` | approvals, invalidation and revoked domains there |
+| ``miss_*``, ``journal``, ``divergence`` | why requests missed |
 | ``protocol*``, ``admin_protocol``, ``validation``, ``errors`` | bodies and answers |
 | ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |

@@ -13,6 +13,7 @@
 | ``DELETE /domains/{path}`` | revokes a domain: keys, requests and what is cached |
 | ``POST /model/swap`` | another model, or the next version of this one |
 | ``POST /model/reload-template`` | the chat template as it is on disk now |
+| ``GET /cache/misses``, ``/cache/explain/{request_id}`` | why requests missed |
 | ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
 
 The token is asked for before routing, so that a route added later is behind it too.
@@ -55,6 +56,8 @@ from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
 from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
+from prefold.server.miss_operations import Explainer
+from prefold.server.miss_routes import misses_router
 from prefold.server.model_admin import model_router
 from prefold.server.observer import Plane
 from prefold.server.permits import Permits
@@ -113,7 +116,14 @@ def make_admin_app(
     timeout_s = config.request_timeout_s
     guarded.include_router(_cache_router(engine, readers, timeout_s))
     guarded.include_router(approvals_router(engine, readers, timeout_s))
-    guarded.include_router(invalidation_router(engine, readers, permits))
+    guarded.include_router(invalidation_router(engine, readers, permits, metrics.journal))
+    guarded.include_router(
+        misses_router(
+            Explainer(
+                engine, metrics.journal, models.get, shows_text=config.allow_prompt_text
+            )
+        )
+    )
     guarded.include_router(model_router(engine, models))
     app.include_router(guarded)
     return app

@@ -32,7 +32,7 @@ from prefold.server.errors import HttpError, stopped
 from prefold.server.exchange import ClientGoneError, Exchange
 from prefold.server.grants import CacheWish
 from prefold.server.limits import Ticket
-from prefold.server.observer import HttpObserver
+from prefold.server.observer import AskedPrompt, HttpObserver
 from prefold.server.permits import Permit, Permits, revoked
 
 
@@ -197,7 +197,9 @@ class OpenCall:
                     # One that was never admitted has used nothing, and no reason to miss.
                     if event.output.miss_reason is not None:
                         num_prompt_tokens = event.output.usage.prompt_tokens
-                    self._observer.on_output(self._exchange.request_id, event.output)
+                    self._observer.on_output(
+                        self._exchange.request_id, event.output, prompt=index
+                    )
                 self._queue.put_nowait(
                     CallEvent(
                         choice=index * self._n + event.index,
@@ -320,6 +322,15 @@ class Desk:
             guard=lambda _: permit.check(),
         )
         exchange.was_taken = True
+        asked = [
+            AskedPrompt(
+                token_ids=prompt.token_ids,
+                options=permit.options,
+                fingerprint=plan.fingerprint,
+            )
+            for prompt in plan.prompts
+        ]
+        self._observer.on_asked(exchange.request_id, asked)
         call = OpenCall(streams, permit, plan.n, exchange, self._observer)
         call.start(receive, self._config.request_timeout_s)
         return call

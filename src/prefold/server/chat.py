@@ -78,7 +78,8 @@ class ChatRoute:
             call.close()
         usage = call.usage()
         return await run_sized(
-            reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage)
+            reply.size(usage),
+            lambda: to_answer(reply.whole(outputs, usage), usage, outputs[0].miss_reason),
         )
 
     def _check(self, request: ChatRequest) -> int:

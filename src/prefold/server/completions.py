@@ -70,8 +70,9 @@ class CompletionsRoute:
         finally:
             call.close()
         usage = call.usage()
+        miss = outputs[0].miss_reason if len(prompts) == 1 else None
         return await run_sized(
-            reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage)
+            reply.size(usage), lambda: to_answer(reply.whole(outputs, usage), usage, miss)
         )
 
     def check_ids(self, request: CompletionRequest, came: Fingerprint) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prefold.cache import CostFit
+from prefold.cache import CostFit, MissKind
 from prefold.server.hits import HitClass
 from prefold.server.snapshot import DEPTH_TOKENS, EngineSnapshot, QuotasOfPool
 
@@ -200,6 +200,12 @@ class Instruments:
             "coming back after a preemption is no second hit.",
             _TENANT,
         )
+        self.misses = self._counter(
+            "prefold_misses_total",
+            "Sequences that were looked up, by why no more of their prompt hit; complete "
+            "where nothing was missed.",
+            ["reason", *_TENANT],
+        )
         self.completion_tokens = self._counter(
             "prefold_completion_tokens_total",
             "Reply tokens of sequences that ended.",
@@ -275,6 +281,8 @@ class Instruments:
             for counter in (self.prompt_tokens, self.query_tokens, self.hit_tokens):
                 counter.labels(tenant=tenant)
             self.completion_tokens.labels(tenant=tenant)
+            for kind in MissKind:
+                self.misses.labels(reason=kind.value, tenant=tenant)
 
     def _counter(self, name: str, meaning: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)

@@ -5,14 +5,14 @@ metric cannot take is counted as an error and left out, and its request goes on.
 
 ===========  ================================================================
 engine       ``on_step``, ``on_finished``: on its thread
-planes       ``on_response``, ``on_refused``, ``on_output``: on the event loop
+planes       ``on_response``, ``on_refused``, ``on_asked``, ``on_output``: on the loop
 a scrape     ``render``, with a snapshot taken on the engine's thread
 ===========  ================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import Counter, Histogram, generate_latest
 
@@ -21,7 +21,8 @@ from prefold.engine.request import FinishReason, RequestOutput, Usage
 from prefold.eviction.cost import PrefillCost, num_pairs
 from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
-from prefold.server.observer import ExchangeId, Plane
+from prefold.server.journal import Journal
+from prefold.server.observer import AskedPrompt, ExchangeId, Plane
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
 
@@ -44,6 +45,7 @@ class Metrics:
 
     Attributes:
         timings: Of the last requests; used on the event loop only.
+        journal: What they asked for, and why they missed; on the event loop too.
     """
 
     def __init__(self, *, tenants: Mapping[str, str], cost: PrefillCost) -> None:
@@ -64,6 +66,7 @@ class Metrics:
         self._num_regretted_tokens = 0.0
         self._regretted_s = 0.0
         self.timings = RecentTimings()
+        self.journal = Journal()
 
     # -- the engine ----------------------------------------------------------------
 
@@ -89,6 +92,10 @@ class Metrics:
         # One that was never admitted did not look anything up.
         is_query = options.access.read and output.miss_reason is not None
         self._count_tokens(output.usage, options.tenant, is_query=is_query)
+        if output.miss_reason is not None:
+            label = options.tenant if options.tenant in self._tenants else OTHER
+            kind = output.miss_reason.kind.value
+            self._instruments.misses.labels(reason=kind, tenant=label).inc()
         hit, timing = hit_class(output.usage).value, output.timing
         self._observe(self._instruments.first_token.labels(hit=hit), timing.ttft_s)
         self._observe(self._instruments.next_token.labels(hit=hit), timing.tpot_s)
@@ -109,9 +116,14 @@ class Metrics:
         del tenant
         self._instruments.requests.labels(outcome=Outcome.REFUSED.value).inc()
 
-    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
+    def on_asked(self, request: ExchangeId, prompts: Sequence[AskedPrompt]) -> None:
+        """Remember what was asked, to explain it later."""
+        self.journal.note_asked(request, prompts)
+
+    def on_output(self, request: ExchangeId, output: RequestOutput, *, prompt: int) -> None:
         """Remember the figures of a choice that ended."""
         self.timings.note(request, output)
+        self.journal.note_output(request, output, prompt=prompt)
 
     # -- a scrape ------------------------------------------------------------------
 

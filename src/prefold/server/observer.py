@@ -6,11 +6,15 @@ becomes of its figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from prefold.blocks.table import TokenIds
+from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestOutput
+from prefold.identity.fingerprint import Fingerprint
 
 
 class Plane(Enum):
@@ -36,6 +40,21 @@ class ExchangeId:
     tenant: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt:
+    """One prompt of a request, as the engine took it in.
+
+    Attributes:
+        token_ids: Not to be changed.
+        options: What it was granted.
+        fingerprint: Of the model that it was read for.
+    """
+
+    token_ids: TokenIds = field(repr=False)
+    options: RequestOptions
+    fingerprint: Fingerprint
+
+
 class HttpObserver(Protocol):
     """Somebody who counts responses. The metrics are one, a test's list is another."""
 
@@ -52,5 +71,8 @@ class HttpObserver(Protocol):
     def on_refused(self, tenant: str) -> None:
         """Note a request for tokens that the engine never took in."""
 
-    def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
-        """Note that one choice of a request ended."""
+    def on_asked(self, request: ExchangeId, prompts: Sequence[AskedPrompt]) -> None:
+        """Note that the engine took a request in."""
+
+    def on_output(self, request: ExchangeId, output: RequestOutput, *, prompt: int) -> None:
+        """Note that one choice of a request ended; ``prompt`` is its number there."""

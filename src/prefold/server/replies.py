@@ -10,12 +10,16 @@ from typing import Literal
 
 from starlette.responses import Response
 
+from prefold.cache import MissReason
 from prefold.engine.request import FinishReason, Usage
 from prefold.server.protocol import PromptTokensDetails, UsageReply
 from prefold.server.protocol_chat import ChatCompletion
 from prefold.server.protocol_completions import Completion
 from prefold.server.served_model import ServedModel
 from prefold.server.streaming import CACHED_TOKENS_HEADER
+
+#: Why no more of the prompt hit, and from which token on.
+MISS_HEADER = "x-prefold-miss"
 
 #: Saying what is known of a token takes as long as reading so many characters.
 CHARACTERS_A_TOKEN = 50
@@ -79,8 +83,10 @@ def to_finish_reason(reason: FinishReason) -> Literal["stop", "length"]:
     return "stop" if reason is FinishReason.STOP else "length"
 
 
-def to_answer(reply: ChatCompletion | Completion, usage: Usage) -> Response:
-    """Return a whole reply as an answer.
+def to_answer(
+    reply: ChatCompletion | Completion, usage: Usage, miss: MissReason | None
+) -> Response:
+    """Return a whole reply as an answer; ``miss`` is of its prompt, if it has only one.
 
     Choices are written one by one: nothing else runs while one call writes, and a large
     reply takes it a quarter of a second.
@@ -89,8 +95,12 @@ def to_answer(reply: ChatCompletion | Completion, usage: Usage) -> Response:
     rest = reply.model_copy(update={"choices": []}).model_dump_json()
     # No text has this in it: there, quotes are escaped.
     before, after = rest.split('"choices":[]')
+    headers = {CACHED_TOKENS_HEADER: str(usage.cached_tokens)}
+    if miss is not None:
+        # What it is and where. When it was lost, and for whom, is not its client's to know.
+        headers[MISS_HEADER] = f"{miss.kind.value}; at_token={miss.at_token}"
     return Response(
         f'{before}"choices":[{choices}]{after}',
         media_type="application/json",
-        headers={CACHED_TOKENS_HEADER: str(usage.cached_tokens)},
+        headers=headers,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import NoneType
 from typing import get_args, get_type_hints
 
@@ -20,6 +22,7 @@ from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
 from prefold.server.config import nearest
 from prefold.server.errors import HttpError
+from prefold.server.journal import Journal
 from prefold.server.sharing_protocol import InvalidateRequest
 
 #: In place of a value: the one of what is served now.
@@ -130,3 +133,17 @@ def _digest(text: str) -> bytes | str:
         return bytes.fromhex(text)
     except ValueError:
         return text  # refused as a text
+
+
+def forget_selected(journal: Journal, request: InvalidateRequest) -> None:
+    """Drop the tokens that were kept to explain what was invalidated now.
+
+    Of a prefix, those of all that its domain asked: more than need be, and never less.
+    """
+    if request.approval is not None:
+        return  # what was approved is nobody's request
+    domain = None if request.domain is None else Domain(request.domain)
+    before = math.inf
+    if request.older_than_s is not None:
+        before = time.time() - request.older_than_s
+    journal.forget(domain, before)

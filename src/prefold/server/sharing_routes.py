@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 
 from prefold.engine.async_engine import AsyncEngine
+from prefold.identity.domain import PUBLIC, Domain
 from prefold.server import sharing
 from prefold.server.admin_protocol import EmptyRequest, ReceiptReply
 from prefold.server.attendance import while_wanted
 from prefold.server.body import body_size
+from prefold.server.journal import Journal
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES, DomainPath
+from prefold.server.selection import forget_selected
 from prefold.server.served_model import PerModel
 from prefold.server.sharing_protocol import (
     ApprovalReply,
@@ -57,9 +60,12 @@ def approvals_router(
 
 
 def invalidation_router(
-    engine: AsyncEngine, readers: PerModel[PromptReader], permits: Permits
+    engine: AsyncEngine,
+    readers: PerModel[PromptReader],
+    permits: Permits,
+    journal: Journal,
 ) -> APIRouter:
-    """Return the routes that drop what is cached."""
+    """Return the routes that drop what is cached, and what ``journal`` keeps of it."""
     router = APIRouter(responses=ERROR_RESPONSES)
 
     @router.post("/cache/invalidate")
@@ -69,13 +75,17 @@ def invalidation_router(
         async def work(reader: PromptReader) -> ReceiptReply:
             return await sharing.invalidate(engine, reader, request, body_size(http))
 
-        return await readers.serve(work)
+        receipt = await readers.serve(work)
+        forget_selected(journal, request)
+        return receipt
 
     @router.post("/cache/reset")
     async def reset(request: EmptyRequest) -> ReceiptReply:
         """Drop everything that is cached, at once."""
         del request
-        return await sharing.reset(engine)
+        receipt = await sharing.reset(engine)
+        journal.forget()
+        return receipt
 
     @router.delete("/domains/{path:path}")
     async def revoke(
@@ -83,6 +93,11 @@ def invalidation_router(
         requests: Annotated[Literal["abort", "drain"], Query()] = "abort",
     ) -> RevokedReply:
         """Revoke a domain and all below it: keys, requests, and what is cached."""
-        return await sharing.revoke(engine, permits, path, requests)
+        try:
+            return await sharing.revoke(engine, permits, path, requests)
+        finally:
+            # Whatever else could not be done, what it had asked is not kept.
+            if Domain(path) != PUBLIC:
+                journal.drop_domain(Domain(path))
 
     return router

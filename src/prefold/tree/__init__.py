@@ -6,7 +6,8 @@
 | ``mark`` | the approval that lets others read a run |
 | ``walk`` | the longest readable path through the tree for a prompt |
 | ``inner`` | children that agree only in part of a block |
-| ``tombstones`` | what was evicted below a node, for explanations |
+| ``loss``, ``tombstones`` | what was lost below a node, for explanations |
+| ``graves`` | what an epoch took, for the same |
 | ``dead`` | invalidated subtrees waiting to be freed |
 | ``age_cursor`` | how far the search for what became too old has got |
 | ``path`` | what lies between a node and the root |

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from prefold.identity.domain import Audience
 from prefold.tree.account import Account
+from prefold.tree.graves import Grave, Graves
 from prefold.tree.node import Node, Readers
 
 
@@ -19,15 +20,22 @@ class AudienceTable:
 
     Attributes:
         born_after: Nodes made before this time are dead.
+        cut: What set that time; None while nothing did.
+        graves: Where audiences whose epoch was raised had begun.
     """
 
-    __slots__ = ("_account_of", "_epoch", "_present", "_tree_id", "born_after")
+    __slots__ = (
+        *("_account_of", "_epoch", "_present", "_tree_id"),
+        *("born_after", "cut", "graves"),
+    )
 
     def __init__(self, tree_id: int, account_of: Callable[[Audience], Account]) -> None:
         self._tree_id = tree_id
         self._account_of = account_of
         self._epoch = 0
         self.born_after = -math.inf
+        self.cut: Grave | None = None
+        self.graves = Graves()
         self._present: dict[Audience, Readers] = {}
 
     def present(self) -> list[Readers]:
@@ -50,10 +58,15 @@ class AudienceTable:
     def is_present(self, readers: Readers) -> bool:
         return not readers.is_retired and readers.tree_epoch == self._epoch
 
-    def keep(self, readers: Readers) -> None:
+    def enter(self, node: Node) -> None:
         """Note that an audience has a new node, even if it was just found empty."""
+        readers, parent = node.readers, node.parent
+        readers.num_nodes += 1
         if self.is_present(readers):
             self._present[readers.audience] = readers
+        if parent is not None and (parent.readers is not readers or parent.is_root):
+            readers.entries.add(node)
+            self.graves.fill(node)
 
     def forget_if_empty(self, readers: Readers) -> None:
         """Drop an audience with nothing here, so that one-off salts leave nothing behind.
@@ -67,18 +80,27 @@ class AudienceTable:
         ):
             del self._present[readers.audience]
 
-    def retire(self, audience: Audience) -> Readers | None:
-        """Raise one audience's epoch; None if it has nothing here."""
+    def retire(self, audience: Audience, grave: Grave | None = None) -> Readers | None:
+        """Raise one audience's epoch; None if it has nothing here.
+
+        With a ``grave`` it is remembered what did. O(entries, up to a bound).
+        """
         readers = self._present.pop(audience, None)
         if readers is not None:
             readers.is_retired = True
+            if grave is not None:
+                self.graves.dig(readers.entries, grave)
         return readers
 
-    def retire_all(self) -> list[Readers]:
-        """Raise the tree's epoch and return what was present."""
+    def retire_all(self, grave: Grave | None = None) -> list[Readers]:
+        """Raise the tree's epoch and return what was present, as ``retire`` does."""
         retired = self.present()
         self._epoch += 1
         self._present = {}
+        if grave is not None:
+            # What only its own request could find, nobody misses.
+            its = (readers for readers in retired if not readers.is_throwaway)
+            self.graves.dig((entry for each in its for entry in each.entries), grave)
         return retired
 
     def is_dead(self, node: Node) -> bool:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from prefold.identity.domain import Audience
 from prefold.tree.dead import all_children
-from prefold.tree.node import LossCause, Node, Readers, Tombstone
+from prefold.tree.graves import Grave
+from prefold.tree.loss import LossCause, Tombstone
+from prefold.tree.node import Node, Readers
 from prefold.tree.prefix_tree import PrefixTree
 
 #: Nodes that an age cut-off looks at before it returns.
@@ -35,17 +37,19 @@ class KilledBlocks:
     is_upper_bound: bool = False
 
 
-def kill_all(tree: PrefixTree) -> list[Readers]:
+def kill_all(tree: PrefixTree, grave: Grave | None = None) -> list[Readers]:
     """Raise the tree's epoch: nothing here is found again. Returns what there was."""
-    retired = tree.audiences.retire_all()
+    retired = tree.audiences.retire_all(grave)
     tree.dead.extend([entry for readers in retired for entry in readers.entries])
     tree.note_invalidation()
     return retired
 
 
-def kill_audience(tree: PrefixTree, audience: Audience) -> Readers | None:
+def kill_audience(
+    tree: PrefixTree, audience: Audience, grave: Grave | None = None
+) -> Readers | None:
     """Raise one audience's epoch in this tree; None if it had nothing here."""
-    readers = tree.audiences.retire(audience)
+    readers = tree.audiences.retire(audience, grave)
     if readers is not None:
         tree.dead.extend(readers.entries)
         tree.note_invalidation()
@@ -53,7 +57,11 @@ def kill_audience(tree: PrefixTree, audience: Audience) -> Readers | None:
 
 
 def kill_subtree(
-    tree: PrefixTree, node: Node, at: float, cause: LossCause = LossCause.INVALIDATED
+    tree: PrefixTree,
+    node: Node,
+    at: float,
+    cause: LossCause = LossCause.INVALIDATED,
+    selector: str | None = None,
 ) -> KilledBlocks:
     """Unlink a node: it and everything below is not found again. O(nodes below)."""
     killed = count_blocks(nodes_below(tree, [node]))
@@ -64,7 +72,9 @@ def kill_subtree(
         tree.tombstones.put(
             parent,
             key,
-            Tombstone(at=at, cause=cause, policy=None, num_blocks=num_lost),
+            Tombstone(
+                at=at, cause=cause, policy=None, num_blocks=num_lost, selector=selector
+            ),
         )
     return killed
 
@@ -87,14 +97,17 @@ def kill_expired(tree: PrefixTree, now: float) -> None:
         kill_subtree(tree, top, top.expires_at, LossCause.EXPIRED)
 
 
-def kill_older(tree: PrefixTree, born_after: float) -> KilledBlocks:
+def kill_older(tree: PrefixTree, born_after: float, cut: Grave | None) -> KilledBlocks:
     """Let every node made before ``born_after`` be dead, and all below it.
+
+    ``cut`` says what did that, to whom misses it later.
 
     Looks at no more than ``MAX_COUNTED`` nodes. Where there are more, the count is the
     most it can be, and ``bury_too_old`` has the rest to do.
     """
     audiences = tree.audiences
     audiences.born_after = max(audiences.born_after, born_after)
+    audiences.cut = cut
     tree.note_invalidation()
     tree.age_cursor.restart([tree.root])
     living: list[Node] = []
@@ -123,7 +136,7 @@ def kill_older(tree: PrefixTree, born_after: float) -> KilledBlocks:
             is_upper_bound=True,
         )
     for node in dying:
-        tree.bury(node)
+        _bury_too_old(tree, node)
     return lost
 
 
@@ -137,9 +150,15 @@ def bury_too_old(tree: PrefixTree) -> None:
             continue
         top = _topmost_too_old(tree, node)
         if top is not None:
-            tree.bury(top)
+            _bury_too_old(tree, top)
         else:
             tree.age_cursor.add(all_children(node))
+
+
+def _bury_too_old(tree: PrefixTree, node: Node) -> None:
+    cut = tree.audiences.cut
+    at, selector = (0.0, None) if cut is None else (cut.at, cut.selector)
+    kill_subtree(tree, node, at, selector=selector)
 
 
 def _topmost_too_old(tree: PrefixTree, node: Node) -> Node | None:

@@ -39,6 +39,7 @@ def check_tree(tree: PrefixTree, pins: Iterable[Node]) -> list[Node]:
             raise InvariantError(f"a node has count {node.count}, {counts[node]} end below")
     _check_totals(tree, nodes)
     tree.tombstones.check_invariants([tree.root, *nodes])
+    tree.audiences.graves.check_invariants()
     tree.expiries.check_invariants(nodes)
     return nodes
 

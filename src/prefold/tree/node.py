@@ -13,8 +13,6 @@ A *partial leaf* is the one exception: a single block of which only the first
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import Enum
 from typing import TypeVar
 
 import numpy as np
@@ -25,41 +23,13 @@ from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
-from prefold.tree.lost import LostRun
+from prefold.tree.loss import Tombstone
 from prefold.tree.mark import NO_MARKS, Mark
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _NO_TOKENS = np.empty(0, dtype=TOKEN_DTYPE)
 _NO_BLOCKS = np.empty(0, dtype=np.int32)
-
-
-class LossCause(Enum):
-    """Why cached blocks are no longer there."""
-
-    EVICTED = "evicted"
-    INVALIDATED = "invalidated"
-    #: They may be there still, but nobody may end a match in them.
-    WITHDRAWN = "withdrawn"
-    EXPIRED = "expired"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tombstone:
-    """What was lost at one place of the tree; kept to explain later misses.
-
-    Attributes:
-        at: When, on the cache's clock.
-        policy: The eviction policy that chose it; None if none did.
-        num_blocks: Blocks lost at and below the place.
-        lost: What is remembered of them, along one path.
-    """
-
-    at: float
-    cause: LossCause
-    policy: str | None
-    num_blocks: int
-    lost: tuple[LostRun, ...] = ()
 
 
 class Readers:

@@ -249,11 +249,8 @@ class PrefixTree:
         node = Node(readers=readers, parent=parent, start=parent.end, at=now)
         node.set_run(tokens, block_ids)
         begin_keeping(node, now, retention)
-        readers.num_nodes += 1
-        self.audiences.keep(readers)
+        self.audiences.enter(node)
         self.num_nodes += 1
-        if parent.readers is not readers or parent.is_root:
-            readers.entries.add(node)
         return node
 
     def _file(self, parent: Node, child: Node) -> None:

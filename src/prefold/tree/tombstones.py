@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from prefold.errors import InvariantError
-from prefold.tree.node import ChildKey, Node, Readers, Tombstone
+from prefold.tree.loss import Tombstone
+from prefold.tree.node import ChildKey, Node, Readers
 
 
 class Tombstones:
@@ -45,13 +47,7 @@ class Tombstones:
             node.tombstones = {}
         older = node.tombstones.get(key)
         lost = tombstone.num_blocks + (older.num_blocks if older is not None else 0)
-        node.tombstones[key] = Tombstone(
-            at=tombstone.at,
-            cause=tombstone.cause,
-            policy=tombstone.policy,
-            num_blocks=lost,
-            lost=tombstone.lost,
-        )
+        node.tombstones[key] = replace(tombstone, num_blocks=lost)
         if older is None:
             key[0].num_tombstones += 1
         # Taken out first: adding up makes it the newest.

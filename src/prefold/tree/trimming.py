@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from prefold.errors import InvariantError
+from prefold.tree.loss import LossCause, Pressure, Tombstone
 from prefold.tree.lost import LostRun, joined, marks_of
-from prefold.tree.node import LossCause, Node, Tombstone
+from prefold.tree.node import Node
 from prefold.tree.prefix_tree import PrefixTree
 
 
-def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) -> None:
+def trim(
+    tree: PrefixTree,
+    leaf: Node,
+    num_blocks: int,
+    policy: str,
+    at: float,
+    pressure: Pressure = Pressure.POOL,
+) -> None:
     """Evict up to ``num_blocks`` blocks from the tail of an idle leaf.
 
     Leaves a tombstone where a later match will stop. O(blocks evicted).
@@ -36,6 +44,7 @@ def trim(tree: PrefixTree, leaf: Node, num_blocks: int, policy: str, at: float) 
             at=at,
             cause=LossCause.EVICTED,
             policy=policy,
+            pressure=pressure,
             num_blocks=lost,
             lost=joined(run, below),
         )

@@ -279,7 +279,7 @@ def test_what_is_older_goes_and_what_is_younger_stays() -> None:
     assert driver.cache.approved.approvals() == (young,)
     assert driver.hit([*PROMPT, 1]) == driver.hit([*PROMPT, 1], BELOW) == 0
     assert driver.hit([*numbered(8, 500), 1]) == driver.hit([*numbered(8, 500), 1], BELOW)
-    assert driver.lookup([*PROMPT, 1]).miss.kind is MissKind.NEVER_SEEN
+    assert driver.lookup([*PROMPT, 1]).miss.kind is MissKind.INVALIDATED
 
 
 def test_what_was_computed_after_something_old_goes_with_it() -> None:

@@ -34,6 +34,8 @@ ROUTES = {
     ("GET", "/cache/tree"): True,
     ("GET", "/queue"): True,
     ("GET", "/requests/{request_id}/timing"): True,
+    ("GET", "/cache/misses"): True,
+    ("GET", "/cache/explain/{request_id}"): True,
     ("POST", "/cache/lookup"): True,
     ("POST", "/cache/warm"): True,
     ("POST", "/cache/reset"): True,

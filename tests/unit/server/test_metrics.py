@@ -479,7 +479,9 @@ def test_the_documentation_lists_every_metric() -> None:
 def test_nothing_of_a_reply_is_kept_or_shown() -> None:
     metrics = make_metrics()
     metrics.on_finished(make_output(), options())
-    metrics.on_output(ExchangeId(text="abc", serial=1, tenant="acme"), make_output())
+    metrics.on_output(
+        ExchangeId(text="abc", serial=1, tenant="acme"), make_output(), prompt=0
+    )
     assert b"canary" not in metrics.render(SNAPSHOT)
     found = metrics.timings.find("abc", "acme")
     assert found

@@ -4,7 +4,8 @@ import pytest
 from prefold.errors import InvariantError
 from prefold.identity.domain import Audience, AudienceKind, Domain
 from prefold.tree.account import Account
-from prefold.tree.node import ChildKey, LossCause, Node, Readers, Tombstone
+from prefold.tree.loss import LossCause, Tombstone
+from prefold.tree.node import ChildKey, Node, Readers
 from prefold.tree.tombstones import Tombstones
 
 READERS = Readers(
