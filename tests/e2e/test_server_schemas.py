@@ -50,6 +50,7 @@ ADMIN = [
     "GET /cache/approvals",
     "GET /cache/stats",
     "GET /cache/tree",
+    "GET /cache/whatif",
     "GET /health",
     "GET /health/live",
     "GET /health/ready",
