@@ -47,7 +47,7 @@ def test_it_says_what_engines_of_other_sizes_hit(
     live = made[FACTORS.index(1.0)].what_if
     assert live is not None
     live.check_invariants()
-    found = live.read()
+    found = live.read(engine.fingerprint)
     num_tokens = BLOCK_SIZE * sum(map(len, prompts))
     assert found.num_requests == len(prompts)
     assert [point.hit_rate for point in found.points] == pytest.approx(

@@ -32,7 +32,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
     made: list[Step] = []
     for _ in range(draw(st.integers(1, 14))):
         start: list[int] = []
-        if made and draw(st.booleans()):
+        if len(made) > 0 and draw(st.booleans()):
             earlier = draw(st.sampled_from(made)).prompt
             start = earlier[: draw(st.integers(0, len(earlier)))]
         prompt = start + draw(st.lists(st.integers(0, 1), max_size=4))

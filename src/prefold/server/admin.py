@@ -232,7 +232,8 @@ def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
         live = metrics.what_if
 
         def take(it: Engine) -> tuple[EngineSnapshot, WhatIf | None]:
-            return take_snapshot(it), None if live is None else live.read()
+            what_if = None if live is None else live.read(it.parts.fingerprint)
+            return take_snapshot(it), what_if
 
         try:
             text = metrics.render(*await engine.call(take))

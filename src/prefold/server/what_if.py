@@ -44,11 +44,7 @@ class LiveWhatIf:
 
         O(tokens) in numpy, at a few nanoseconds each, and O(sampled blocks) in Python.
         """
-        if path.fingerprint != self._fingerprint:
-            # What another model computed is no use to this one.
-            self._meter.reset()
-            self._seeds.clear()
-            self._fingerprint = path.fingerprint
+        self._serve(path.fingerprint)
         size = self._cache.block_size
         # Who leaves nothing behind still uses what it finds.
         num_used = path.num_computed_tokens if path.access.write else path.num_cached_tokens
@@ -66,9 +62,17 @@ class LiveWhatIf:
         else:
             self._meter.note_use(marks, num_kept=num_kept)
 
-    def read(self) -> WhatIf:
-        """Return the answers of this moment."""
+    def read(self, fingerprint: Fingerprint) -> WhatIf:
+        """Return the answers of this moment, for the model served now."""
+        self._serve(fingerprint)
         return self._meter.read(self._cache.cost.fit)
+
+    def _serve(self, fingerprint: Fingerprint) -> None:
+        """Begin anew if the model is another: what the old one computed is of no use."""
+        if fingerprint != self._fingerprint:
+            self._meter.reset()
+            self._seeds.clear()
+            self._fingerprint = fingerprint
 
     def _seed(self, domain: Domain, fingerprint: Fingerprint) -> int:
         seed = self._seeds.get(domain)

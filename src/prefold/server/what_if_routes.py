@@ -21,8 +21,7 @@ def what_if_router(engine: AsyncEngine, live: LiveWhatIf) -> APIRouter:
         """Return hit rate and prefill seconds saved at half to four times the capacity."""
 
         def take(it: Engine) -> WhatIf:
-            del it
-            return live.read()
+            return live.read(it.parts.fingerprint)
 
         return what_if_reply(await engine.call(take))
 

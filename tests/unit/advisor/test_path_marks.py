@@ -11,7 +11,9 @@ from prefold.blocks.table import TOKEN_DTYPE
 
 
 def marks(*block_marks: int, seed: int = 1) -> list[int]:
-    return path_marks(np.array(block_marks, dtype=TOKEN_DTYPE), seed).tolist()
+    return [
+        int(mark) for mark in path_marks(np.array(block_marks, dtype=TOKEN_DTYPE), seed)
+    ]
 
 
 def test_equal_beginnings_have_equal_marks() -> None:

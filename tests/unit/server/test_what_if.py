@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from support.fingerprints import make_fingerprint
 from support.planes_rig import Rig, RigSettings, open_rig
 
 BLOCK_SIZE = 16
+PLAIN = make_fingerprint()
 ACME, BLUE = TenantConfig(name="acme"), TenantConfig(name="blue")
 RULES = "the rules of this house are many and they are plain to all who live in it " * 3
 
@@ -56,30 +58,33 @@ def tell(live: LiveWhatIf, *paths: UsedPath) -> None:
 def test_equal_prompts_of_two_domains_are_different_blocks() -> None:
     live = make_live()
     tell(live, used(), used(domain=Domain("blue")), used(domain=Domain("acme", b"salt")))
-    assert live.read().num_sampled == 3 * 4
+    assert live.read(PLAIN).num_sampled == 3 * 4
     tell(live, used(), used(domain=Domain("blue")))
-    assert live.read().num_sampled == 3 * 4
-    assert live.read().num_requests == 5
+    assert live.read(PLAIN).num_sampled == 3 * 4
+    assert live.read(PLAIN).num_requests == 5
 
 
 def test_another_model_begins_anew() -> None:
     live = make_live()
     tell(live, used(), used(num_cached=48))
-    assert live.read().num_requests == 2
+    assert live.read(PLAIN).num_requests == 2
+    other = make_fingerprint(weights=b"v")
     tell(live, used(weights=b"v"))
-    found = live.read()
+    found = live.read(other)
     assert (found.num_requests, found.num_sampled) == (1, 4)
     assert {point.hit_rate for point in found.points} == {0.0}
+    # Whoever asks before its first request is over hears nothing of the one before.
+    assert live.read(PLAIN).num_requests == 0
 
 
 def test_who_reads_nothing_is_no_request_and_who_writes_nothing_leaves_nothing() -> None:
     live = make_live()
     tell(live, used(access=NO_CACHE))
-    assert (live.read().num_requests, live.read().num_sampled) == (0, 0)
+    assert (live.read(PLAIN).num_requests, live.read(PLAIN).num_sampled) == (0, 0)
     tell(live, used(access=Access(read=True, write=False)))
-    assert (live.read().num_requests, live.read().num_sampled) == (1, 0)
+    assert (live.read(PLAIN).num_requests, live.read(PLAIN).num_sampled) == (1, 0)
     tell(live, used(access=Access(read=False, write=True)))
-    assert (live.read().num_requests, live.read().num_sampled) == (1, 4)
+    assert (live.read(PLAIN).num_requests, live.read(PLAIN).num_sampled) == (1, 4)
 
 
 def test_two_servers_sample_different_blocks() -> None:
@@ -101,7 +106,7 @@ def run(check: Callable[[Rig], Awaitable[None]], directory: Path) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-async def ask(rig: Rig) -> dict[str, object]:
+async def ask(rig: Rig) -> dict[str, Any]:
     async with rig.admin() as admin:
         response = await admin.get("/cache/whatif")
     assert response.status_code == 200
@@ -162,7 +167,6 @@ def test_live_requests_are_followed(tmp_path: Path) -> None:
         found = await ask(rig)
         assert found["requests"] == 4
         points = found["points"]
-        assert isinstance(points, list)
         own = points[1]
         assert own["hit_rate"] == sum(hits) / (4 * num_tokens)
         samples = await rig.samples()
