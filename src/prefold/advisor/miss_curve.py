@@ -268,7 +268,8 @@ class MissCurve:
         for top, length in runs:
             moved.append((top, min(length, num_used - done)))
             done += moved[-1][1]
-        for top, length in sorted(moved, reverse=True):
+        # What is deeper in the path stands lower in the stack, so no place moves under it.
+        for top, length in moved:
             del self._stamps[top - length + 1 : top + 1]
             del self._marks[top - length + 1 : top + 1]
         first = self._last_stamp + 1
