@@ -12,6 +12,7 @@ from prefold.engine.config import SchedulerConfig
 from prefold.server.metrics import Metrics
 from prefold.server.what_if import LiveWhatIf
 from support.fake_engine import FakeEngine
+from support.fingerprints import make_fingerprint
 from support.own_ended import BLOCK_SIZE, hits_of, own_ended
 
 
@@ -47,7 +48,7 @@ def test_it_says_what_engines_of_other_sizes_hit(
     live = made[FACTORS.index(1.0)].what_if
     assert live is not None
     live.check_invariants()
-    found = live.read(engine.fingerprint)
+    found = live.read(make_fingerprint(block_size=BLOCK_SIZE))
     num_tokens = BLOCK_SIZE * sum(map(len, prompts))
     assert found.num_requests == len(prompts)
     assert [point.hit_rate for point in found.points] == pytest.approx(
