@@ -321,7 +321,8 @@ async def look_around(rig: Rig, client: Client) -> None:
     )
     assert named.status == 401
     for path in (
-        *("/cache/tree", "/cache/approvals", "/cache/stats", "/queue", "/metrics"),
+        *("/cache/tree", "/cache/approvals", "/cache/stats", "/cache/whatif"),
+        *("/queue", "/metrics"),
         *("/health", "/openapi.json", "/requests/q/timing"),
     ):
         await client.admin(path, method="GET")

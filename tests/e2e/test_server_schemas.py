@@ -52,6 +52,7 @@ ADMIN = [
     "GET /cache/misses",
     "GET /cache/stats",
     "GET /cache/tree",
+    "GET /cache/whatif",
     "GET /health",
     "GET /health/live",
     "GET /health/ready",

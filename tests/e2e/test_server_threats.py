@@ -563,6 +563,7 @@ _CROOKED = [
     "/redoc",
     "/metrics",
     "/cache/tree",
+    "/cache/whatif",
     "/cache/stats",
     "/cache/warm",
     "/cache/reset",

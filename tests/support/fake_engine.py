@@ -20,6 +20,7 @@ from prefold.cache import NO_QUOTAS, PrefixCache, QuotaSettings
 from prefold.engine.batch import SequenceSlice, StepPlan
 from prefold.engine.config import EngineConfig, ModelLimits, SchedulerConfig
 from prefold.engine.engine import Engine
+from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.parts import EngineParts
 from prefold.engine.sampler import Sampler
 from prefold.errors import InvariantError
@@ -229,6 +230,7 @@ class FakeEngine(Engine):
         eos_token_ids: frozenset[int] = frozenset(),
         policy: str = DEFAULT_POLICY,
         quotas: QuotaSettings = NO_QUOTAS,
+        observer: Callable[[PrefixCache], EngineObserver] = lambda _: NoObserver(),
     ) -> None:
         clock = FakeClock()
         cache = PrefixCache(
@@ -260,4 +262,5 @@ class FakeEngine(Engine):
                 ),
                 scheduler=scheduler or SchedulerConfig(),
             ),
+            observer(cache),
         )

@@ -9,6 +9,7 @@
 | ``json_order``, ``line_order`` | what only stands in another order |
 | ``replay`` | what an eviction policy would have hit on a recorded trace |
 | ``clairvoyant`` | what the best of all policies would have |
+| ``miss_curve``, ``what_if`` | what caches of other sizes would hit and save, live |
 | ``trace_reader`` | what a trace file says, in any of several formats |
 | ``trace_generator`` | what to replay where nothing was recorded |
 
@@ -25,6 +26,8 @@ from prefold.advisor.breakpoints import (
     find_breakpoint,
 )
 from prefold.advisor.clairvoyant import CLAIRVOYANT, replay_clairvoyant
+from prefold.advisor.miss_curve import CurvePoint, MissCurve
+from prefold.advisor.path_marks import path_marks
 from prefold.advisor.replay import replay
 from prefold.advisor.replay_result import ReplayResult
 from prefold.advisor.trace import Trace, TraceRequest
@@ -37,12 +40,15 @@ from prefold.advisor.trace_generator import (
 from prefold.advisor.trace_lines import TraceProblem
 from prefold.advisor.trace_merging import merge_blocks
 from prefold.advisor.trace_reader import TraceOptions, TraceReading, read_trace
+from prefold.advisor.what_if import WhatIf, WhatIfMeter, WhatIfPoint
 
 __all__ = [
     "CLAIRVOYANT",
     "BlockTree",
     "BreakKind",
     "Breakpoint",
+    "CurvePoint",
+    "MissCurve",
     "ReplayResult",
     "TokenSpan",
     "Tokenize",
@@ -52,6 +58,9 @@ __all__ = [
     "TraceProblem",
     "TraceReading",
     "TraceRequest",
+    "WhatIf",
+    "WhatIfMeter",
+    "WhatIfPoint",
     "agent_trace",
     "chat_trace",
     "explain_difference",
@@ -59,6 +68,7 @@ __all__ = [
     "find_breakpoint",
     "grow_block_tree",
     "merge_blocks",
+    "path_marks",
     "read_trace",
     "replay",
     "replay_clairvoyant",

@@ -122,6 +122,19 @@ def tree(
 
 
 @cache_app.command()
+def whatif(
+    *,
+    url: Url = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say what half, twice and four times the cache would hit and save."""
+    place = AdminPlace(url=url, token_file=token_file, config=config)
+    return _run(AdminOptions(action=AdminAction.WHATIF, place=place, as_json=as_json))
+
+
+@cache_app.command()
 def lookup(  # noqa: PLR0913 -- its options, each by name
     *,
     prompt: PromptText = None,

@@ -19,6 +19,7 @@ _PIPE_WIDTH = 400
 #: What text of prompts must not do to a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
+_APPROVAL = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
 _SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
 
 #: Of a run's text, in characters.
@@ -27,36 +28,41 @@ _SHOWN_TEXT = 40
 _Document = Mapping[str, object]
 
 
-#: Of the rows of a prompt each, what is shown.
-_PROMPT_COLUMNS = {
-    AdminAction.LOOKUP: ("prompt_tokens", "hit_tokens", "explanation"),
-    AdminAction.WARM: ("prompt_tokens", "cached_tokens", "hit_tokens"),
+#: Answers that are a list: the list's name, and what is shown of each of its rows.
+_LISTS = {
+    AdminAction.WHATIF: (
+        "points",
+        ("factor", "capacity_blocks", "hit_rate", "saved_s", "saved_share"),
+    ),
+    AdminAction.LOOKUP: ("prompts", ("prompt_tokens", "hit_tokens", "explanation")),
+    AdminAction.WARM: ("prompts", ("prompt_tokens", "cached_tokens", "hit_tokens")),
+    AdminAction.APPROVALS: ("approvals", _APPROVAL),
 }
 _MISS_COLUMNS = ("at", "request", "tenant", "prompt_tokens", "hit_tokens", "why")
 
 
 def show(action: AdminAction, document: _Document) -> None:
     """Print what the admin plane answered."""
-    match action:
-        case AdminAction.STATS:
-            table = _pairs(_flat(document))
-        case AdminAction.TREE:
-            table = _tree(_rows(document, "runs"))
-        case AdminAction.LOOKUP | AdminAction.WARM:
-            table = _columns(_rows(document, "prompts"), _PROMPT_COLUMNS[action])
-        case AdminAction.APPROVE:
-            table = _approvals([document])
-        case AdminAction.APPROVALS:
-            table = _approvals(_rows(document, "approvals"))
-        case AdminAction.MISSES:
-            table = _columns(miss_rows(document), _MISS_COLUMNS)
-        case AdminAction.EXPLAIN:
-            table = _lines(explanation_lines(document))
-        case _:
-            table = _pairs(document)
+    if action in _LISTS:
+        name, columns = _LISTS[action]
+        table = _columns(_rows(document, name), columns)
+    elif action is AdminAction.STATS:
+        table = _pairs(_flat(document))
+    elif action is AdminAction.TREE:
+        table = _tree(_rows(document, "runs"))
+    elif action is AdminAction.APPROVE:
+        table = _columns([document], _APPROVAL)
+    elif action is AdminAction.MISSES:
+        table = _columns(miss_rows(document), _MISS_COLUMNS)
+    elif action is AdminAction.EXPLAIN:
+        table = _lines(explanation_lines(document))
+    else:
+        table = _pairs(document)
     _print(table)
     if action is AdminAction.STATS and (shares := _rows(document, "shares")):
         _print(_columns(shares, _SHARE))
+    if action is AdminAction.WHATIF:
+        _print(Text(_whatif_notes(document)))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
 
@@ -67,6 +73,13 @@ def _lines(lines: Iterable[str]) -> Table:
     for line in lines:
         table.add_row(_cell(line))
     return table
+
+
+def _whatif_notes(document: _Document) -> str:
+    requests, sampled = document.get("requests"), document.get("sampled")
+    said = f"Of {_cell(requests)} requests; {_cell(sampled)} blocks are followed."
+    note = document.get("note")
+    return f"{said}\nNote: {_cell(note)}." if isinstance(note, str) else said
 
 
 def _print(what: Table | Text) -> None:
@@ -103,18 +116,15 @@ def _pairs(document: _Document) -> Table:
 def _columns(rows: Iterable[_Document], names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in names:
-        is_number = name.endswith(("tokens", "blocks", "hits", "leases"))
+        is_number = name.endswith(
+            ("tokens", "blocks", "hits", "leases", "rate", "share", "_s", "factor")
+        )
         table.add_column(
             _words(name), justify="right" if is_number else "left", overflow="fold"
         )
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in names))
     return table
-
-
-def _approvals(rows: Sequence[_Document]) -> Table:
-    names = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
-    return _columns(rows, names)
 
 
 def _tree(rows: Sequence[_Document]) -> Table:

@@ -22,13 +22,14 @@ from prefold.blocks.table import num_blocks_for
 from prefold.cache import Approval
 from prefold.engine.counters import EngineCounters
 from prefold.engine.logprobs import LogprobRows, measure_rows
-from prefold.engine.observer import EngineObserver
+from prefold.engine.observer import EngineObserver, UsedPath
 from prefold.engine.outbox import NewToken, Outbox
 from prefold.engine.parts import EngineParts
 from prefold.engine.reply import Reply
 from prefold.engine.request import FinishReason, RequestId
 from prefold.engine.sampler import UNUSABLE, SampledRow
 from prefold.engine.scheduler import Scheduler
+from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.step_draft import Advance, ScheduledStep
 from prefold.errors import InvariantError, PrefoldError, UnusableStepError
@@ -142,6 +143,7 @@ class Stepper:
                     reason, error = FinishReason.FAILED, str(problem)
             if reply.sequence.options.joint is not None:
                 reply.sequence.options.joint.has_result = True
+            used = self._used(reply.sequence)
             self._scheduler.end(reply.sequence)
             del self.replies[reply.sequence.request_id]
             if not _try_flush(reply) and error is None:
@@ -152,6 +154,28 @@ class Stepper:
                 output = replace(output, approval=approval)
             self.outbox.add(output, rest)
             self._observer.on_finished(output, reply.sequence.options)
+            if used is not None:
+                self._observer.on_used(used)
+
+    def _used(self, sequence: Sequence) -> UsedPath | None:
+        """Return what a sequence that is about to end has used; None if that is nothing."""
+        is_told = (
+            sequence.miss is not None
+            and not sequence.access.approves
+            and sequence.fingerprint == self.parts.fingerprint
+        )
+        if not is_told:
+            return None
+        return UsedPath(
+            tokens=sequence.tokens,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached,
+            # A preempted one has left behind what it had computed.
+            num_computed_tokens=max(sequence.num_computed, sequence.num_restored),
+            domain=sequence.options.domain,
+            access=sequence.access,
+            fingerprint=sequence.fingerprint,
+        )
 
     def _approve(self, reply: Reply, reason: FinishReason) -> Approval | None:
         sequence = reply.sequence

@@ -18,6 +18,7 @@ Roughly from the outside in:
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
+| ``what_if*`` | what other cache sizes would do |
 | ``hits``, ``timings``, ``observer`` | where they come from |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |

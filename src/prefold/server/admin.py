@@ -6,6 +6,7 @@
 | ``GET /health`` | the same in a word |
 | ``GET /metrics`` | for Prometheus |
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
+| ``GET /cache/whatif`` | what other cache sizes would hit and save |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
 | ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
@@ -32,8 +33,10 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from prefold.advisor.what_if import WhatIf
 from prefold.cache import ListingBounds
 from prefold.engine.async_engine import AsyncEngine
+from prefold.engine.engine import Engine
 from prefold.errors import EngineStoppedError
 from prefold.server import operations
 from prefold.server.admin_protocol import (
@@ -65,7 +68,8 @@ from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.sharing_routes import approvals_router, invalidation_router
-from prefold.server.snapshot import take_snapshot
+from prefold.server.snapshot import EngineSnapshot, take_snapshot
+from prefold.server.what_if_routes import what_if_router
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -113,6 +117,8 @@ def make_admin_app(
     readers = PerModel(models, lambda model: PromptReader(model, tenants, permits.grants))
     guarded.include_router(_figures_router(engine, models, config, tenants))
     guarded.include_router(_metrics_router(engine, metrics))
+    if metrics.what_if is not None:
+        guarded.include_router(what_if_router(engine, metrics.what_if))
     timeout_s = config.request_timeout_s
     guarded.include_router(_cache_router(engine, readers, timeout_s))
     guarded.include_router(approvals_router(engine, readers, timeout_s))
@@ -233,12 +239,18 @@ def _metrics_router(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
     )
     async def read_metrics() -> Response:
         """Return all metrics."""
+        live = metrics.what_if
+
+        def take(it: Engine) -> tuple[EngineSnapshot, WhatIf | None]:
+            what_if = None if live is None else live.read(it.parts.fingerprint)
+            return take_snapshot(it), what_if
+
         try:
-            snapshot = await engine.call(take_snapshot)
+            text = metrics.render(*await engine.call(take))
         except EngineStoppedError:
             # What was counted is still worth reading, now more than ever.
-            snapshot = None
-        return Response(metrics.render(snapshot), media_type=CONTENT_TYPE)
+            text = metrics.render(None)
+        return Response(text, media_type=CONTENT_TYPE)
 
     @router.get("/requests/{request_id}/timing")
     async def timing(

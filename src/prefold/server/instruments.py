@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from prefold.cache import CostFit, MissKind
 from prefold.server.hits import HitClass
 from prefold.server.snapshot import DEPTH_TOKENS, EngineSnapshot, QuotasOfPool
+from prefold.server.what_if_gauges import WhatIfGauges
 
 #: Stands for tenants, routes and statuses that are not on the list.
 OTHER = "other"
@@ -180,6 +181,8 @@ class Instruments:
         self.registry = CollectorRegistry()
         self.gauges = SnapshotGauges(tenants)
         self.registry.register(self.gauges)
+        self.what_if = WhatIfGauges()
+        self.registry.register(self.what_if)
         self.requests = self._counter(
             "prefold_requests_total",
             "Sequences by how they ended; a request for n choices has n of them. Refused "

@@ -4,7 +4,7 @@ Nothing here raises and no counter decreases, whatever values come in: a value t
 metric cannot take is counted as an error and left out, and its request goes on.
 
 ===========  ================================================================
-engine       ``on_step``, ``on_finished``: on its thread
+engine       ``on_step``, ``on_finished``, ``on_used``: on its thread
 planes       ``on_response``, ``on_refused``, ``on_asked``, ``on_output``: on the loop
 a scrape     ``render``, with a snapshot taken on the engine's thread
 ===========  ================================================================
@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import Counter, Histogram, generate_latest
 
+from prefold.advisor.what_if import WhatIf
 from prefold.engine.config import RequestOptions
+from prefold.engine.observer import UsedPath
 from prefold.engine.request import FinishReason, RequestOutput, Usage
 from prefold.eviction.cost import PrefillCost, num_pairs
 from prefold.server.hits import hit_class
@@ -25,6 +27,7 @@ from prefold.server.journal import Journal
 from prefold.server.observer import AskedPrompt, ExchangeId, Plane
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
+from prefold.server.what_if import LiveWhatIf
 
 _OUTCOMES = {
     FinishReason.STOP: Outcome.FINISHED,
@@ -46,15 +49,25 @@ class Metrics:
     Attributes:
         timings: Of the last requests; used on the event loop only.
         journal: What they asked for, and why they missed; on the event loop too.
+        what_if: What other cache sizes would do; used on the engine's thread only. None
+            where nobody wants to know.
     """
 
-    def __init__(self, *, tenants: Mapping[str, str], cost: PrefillCost) -> None:
+    def __init__(
+        self,
+        *,
+        tenants: Mapping[str, str],
+        cost: PrefillCost,
+        what_if: LiveWhatIf | None = None,
+    ) -> None:
         """Begin at zero.
 
         Args:
             tenants: The names that may become labels, by the paths of their domains.
             cost: What prefill takes; read on the engine's thread only.
+            what_if: Told what requests used.
         """
+        self.what_if = what_if
         self._tenants = frozenset(tenants.values())
         self._instruments = Instruments(tenants)
         self._cost = cost
@@ -100,6 +113,11 @@ class Metrics:
         self._observe(self._instruments.first_token.labels(hit=hit), timing.ttft_s)
         self._observe(self._instruments.next_token.labels(hit=hit), timing.tpot_s)
 
+    def on_used(self, path: UsedPath) -> None:
+        """Pass on what a sequence used."""
+        if self.what_if is not None:
+            self.what_if.on_used(path)
+
     # -- the planes ----------------------------------------------------------------
 
     def on_response(self, plane: Plane, route: str | None, status: int) -> None:
@@ -127,10 +145,13 @@ class Metrics:
 
     # -- a scrape ------------------------------------------------------------------
 
-    def render(self, snapshot: EngineSnapshot | None) -> bytes:
+    def render(
+        self, snapshot: EngineSnapshot | None, what_if: WhatIf | None = None
+    ) -> bytes:
         """Return all metrics as text; without a snapshot, the counters."""
         mine = self._instruments
         mine.gauges.snapshot = snapshot
+        mine.what_if.what_if = what_if
         if snapshot is not None:
             self._num_evicted_blocks = self._follow(
                 mine.evicted_blocks,

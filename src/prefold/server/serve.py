@@ -38,6 +38,7 @@ from prefold.server.permits import Permits
 from prefold.server.planes import Planes, run_planes
 from prefold.server.public import make_public_app
 from prefold.server.served_model import ServedModel
+from prefold.server.what_if import LiveWhatIf
 
 #: What a shell reports of a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
@@ -136,7 +137,9 @@ def make_planes(
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
     permits = Permits(doors.authenticator, ttl_s=config.cache.ttl_s)
     metrics = Metrics(
-        tenants=tenant_by_domain(doors.authenticator.tenants), cost=parts.cache.cost
+        tenants=tenant_by_domain(doors.authenticator.tenants),
+        cost=parts.cache.cost,
+        what_if=LiveWhatIf(parts.cache),
     )
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)

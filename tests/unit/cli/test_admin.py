@@ -277,3 +277,26 @@ sys.exit(0 if main(["cache", "stats", "--url", "x"]) == 2 else 1)
 
 def test_the_client_needs_no_torch() -> None:
     run_python(_WITHOUT_TORCH)
+
+
+def test_what_if_is_a_table_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def check(shell: Shell) -> None:
+        before = await shell("cache", "whatif")
+        assert "Note: no request has looked its prompt up yet" in before
+        await shell("cache", "warm", "--prompt", RULES, "--tenant", "acme")
+        lines = (await shell("cache", "whatif")).splitlines()
+        titles = ("factor", "capacity blocks", "hit rate", "saved s", "saved share")
+        assert lines[0].split() == " ".join(titles).split()
+        assert [line.split()[:2] for line in lines[1:5]] == [
+            ["0.5", "512"],
+            ["1.0", "1,024"],
+            ["2.0", "2,048"],
+            ["4.0", "4,096"],
+        ]
+        assert lines[5].startswith("Of 1 requests; ")
+        found = await shell.json("cache", "whatif")
+        assert (found["object"], found["requests"]) == ("cache.whatif", 1)
+
+    with_server(check, tmp_path, capsys)

@@ -32,6 +32,7 @@ ROUTES = {
     ("GET", "/metrics"): True,
     ("GET", "/cache/stats"): True,
     ("GET", "/cache/tree"): True,
+    ("GET", "/cache/whatif"): True,
     ("GET", "/queue"): True,
     ("GET", "/requests/{request_id}/timing"): True,
     ("GET", "/cache/misses"): True,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefold.advisor.what_if import WhatIf, WhatIfPoint
 from prefold.blocks.pool import BlockCounts
 from prefold.cache import NO_CACHE, CacheSnapshot, CostFit, PrefillCost
 from prefold.engine.config import RequestOptions
@@ -31,6 +32,16 @@ CACHE = CacheSnapshot(
     num_leases=2,
     num_evictions=3,
     num_evicted_blocks=7,
+)
+WHAT_IF = WhatIf(
+    block_size=16,
+    sample_rate=0.5,
+    num_sampled=9,
+    num_requests=2,
+    has_cost=True,
+    points=(
+        WhatIfPoint(factor=0.5, num_blocks=7, hit_rate=0.1, saved_s=1.5, saved_share=0.2),
+    ),
 )
 SNAPSHOT = EngineSnapshot(
     cache=CACHE,
@@ -469,7 +480,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_the_documentation_lists_every_metric() -> None:
-    text = make_metrics().render(SNAPSHOT).decode()
+    text = make_metrics().render(SNAPSHOT, WHAT_IF).decode()
     names = set(re.findall(r"^# TYPE (prefold_\S+) ", text, re.MULTILINE))
     names = {name for name in names if not name.endswith("_created")}
     listed = re.findall(r"^\| `(prefold_[a-z_]+)", DOCS.read_text(), re.MULTILINE)
@@ -486,3 +497,18 @@ def test_nothing_of_a_reply_is_kept_or_shown() -> None:
     found = metrics.timings.find("abc", "acme")
     assert found
     assert "canary" not in repr(found)
+
+
+def test_the_what_if_shows_what_is_known_of_it() -> None:
+    def shown(what_if: WhatIf | None) -> dict[str, float]:
+        samples = parse_metrics(make_metrics().render(SNAPSHOT, what_if).decode())
+        return {name: it for name, it in samples.items() if "whatif" in name}
+
+    rate, saved = (
+        f'prefold_whatif_{name}{{factor="0.5"}}'
+        for name in ("hit_ratio", "prefill_saved_seconds")
+    )
+    sampled = "prefold_whatif_sampled_blocks"
+    assert shown(WHAT_IF) == {rate: 0.1, saved: 1.5, sampled: 9.0}
+    assert shown(replace(WHAT_IF, has_cost=False)) == {rate: 0.1, sampled: 9.0}
+    assert shown(replace(WHAT_IF, num_requests=0)) == shown(None) == {}
