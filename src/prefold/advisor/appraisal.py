@@ -7,6 +7,7 @@ curve which is worth most decides.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from prefold.advisor.block_tree import BlockTree, grow_block_tree
 from prefold.advisor.fair_split import split_fairly, users_of_runs
 from prefold.advisor.lru_replay import LruReplay, replay_lru
 from prefold.advisor.trace import BlockIdArray, Trace
-from prefold.advisor.verdict import Load, judge
+from prefold.advisor.verdict import Load, Verdict, judge
 from prefold.advisor.words import bytes_text
 from prefold.advisor.worth import GIB, Reuse, ratio
 from prefold.errors import InvalidInputError
@@ -103,17 +104,16 @@ def appraise(
             progress.begin("Replaying", len(trace.requests))
             main = facts.replay(num_blocks, progress.advance)
     points = _curve(facts, all_held, progress)
-    decisive = main if capacity_bytes is not None else _best(facts, points)
-    size = facts.size_of(decisive)
-    everybody = np.ones(len(trace.requests), dtype=np.bool_)
-    load = facts.load(everybody, decisive, all_held, decisive.block_s)
+    decisive = main
+    if capacity_bytes is None:
+        decisive = _decisive(facts, points, all_held)
     best, worst = _named_prefixes(facts, main)
     return Advice(
         name=trace.name,
         prices=prices,
-        verdict=judge(load, prices.thresholds, given=f"with a cache of {bytes_text(size)}"),
-        verdict_bytes=size,
-        total=facts.figures(None, everybody, main, all_held, main.block_s),
+        verdict=facts.verdict(decisive, all_held),
+        verdict_bytes=facts.size_of(decisive),
+        total=facts.figures(None, facts.everybody, main, all_held, main.block_s),
         tenants=_tenants(facts, main, all_held),
         best=best,
         worst=worst,
@@ -170,6 +170,16 @@ class _Facts:
     def size_of(self, replayed: LruReplay) -> float:
         """Return the bytes that a cache has to have to do the same."""
         return (replayed.num_blocks or replayed.peak_blocks) * self.block_bytes
+
+    @property
+    def everybody(self) -> Bools:
+        return np.ones(len(self.arrivals), dtype=np.bool_)
+
+    def verdict(self, replayed: LruReplay, all_held: LruReplay) -> Verdict:
+        """Return the verdict on all requests, with a cache of that size."""
+        load = self.load(self.everybody, replayed, all_held, replayed.block_s)
+        given = f"with a cache of {bytes_text(self.size_of(replayed))}"
+        return judge(load, self.prices.thresholds, given=given)
 
     def load(
         self, chosen: Bools, replayed: LruReplay, all_held: LruReplay, block_s: float
@@ -263,12 +273,15 @@ def _counting_from(begin: int, progress: Progress) -> Callable[[int], None]:
     return lambda done: progress.advance(begin + done)
 
 
-def _best(facts: _Facts, points: Sequence[LruReplay]) -> LruReplay:
-    def net(replayed: LruReplay) -> float:
-        point = facts.point(replayed)
-        return point.saved_ms if point.net_ms_per_s is None else point.net_ms_per_s
-
-    return max(points, key=net)
+def _decisive(facts: _Facts, points: Sequence[LruReplay], all_held: LruReplay) -> LruReplay:
+    """Return the size that is worth most of those that pay; all, if none does."""
+    best, most = all_held, -math.inf
+    for each in points:
+        point = facts.point(each)
+        net = point.saved_ms if point.net_ms_per_s is None else point.net_ms_per_s
+        if net > most and facts.verdict(each, all_held).pays:
+            best, most = each, net
+    return best
 
 
 def _tenants(

@@ -37,6 +37,8 @@ def rate_text(per_s: float) -> str:
     """Return how often something happens, a second, a minute, an hour or a day."""
     if math.isinf(per_s):
         return "never"
+    if per_s == 0:
+        return "0"
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
         if per_s * seconds >= 1:
             return f"{per_s * seconds:,.3g}/{unit}"

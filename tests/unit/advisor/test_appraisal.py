@@ -17,13 +17,9 @@ from prefold.advisor.verdict import Reason
 from prefold.advisor.worth import GIB
 from prefold.errors import InvalidInputError
 from prefold.eviction.cost import CostFit
+from support.advice import PRICES
 
 BLOCK = 16
-PRICES = Prices(
-    prefill=CostFit(per_step=0.0, per_token=1e-4, per_pair=0.0),
-    decode_ms=1.0,
-    bytes_per_token=131_072,
-)
 
 
 def load(

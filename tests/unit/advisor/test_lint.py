@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from prefold.advisor.advice import Prices
 from prefold.advisor.block_maker import BlockMaker
 from prefold.advisor.block_tree import grow_block_tree
 from prefold.advisor.breakpoints import BreakKind
@@ -17,13 +16,8 @@ from prefold.advisor.lint import Breaker, lint
 from prefold.advisor.lru_replay import replay_lru
 from prefold.advisor.prompt_log import LoggedPrompt, Segment
 from prefold.advisor.trace import expand_runs
-from prefold.eviction.cost import CostFit
+from support.advice import PRICES
 
-PRICES = Prices(
-    prefill=CostFit(per_step=0.0, per_token=1e-4, per_pair=0.0),
-    decode_ms=1.0,
-    bytes_per_token=131_072,
-)
 RULES = "".join(f"Rule {n}: be kind to customer number {n}, and brief. " for n in range(60))
 
 
@@ -65,8 +59,12 @@ def clock(number: int) -> str:
     return f"{9 + number // 3600}:{number // 60 % 60:02d}:{number % 60:02d}"
 
 
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 -- made-up texts
+
+
 def mixed(number: int) -> str:
-    return "".join(random.Random(number).choices("0123456789abcdef", k=16))
+    return "".join(rng(number).choices("0123456789abcdef", k=16))
 
 
 @pytest.mark.parametrize(
@@ -111,15 +109,15 @@ def test_what_is_hidden_behind_another_is_found_next() -> None:
 
 
 def tools(number: int, shuffle: str) -> str:
-    rng = random.Random(number)
+    order = rng(number)
     made = [
         {"type": "function", "name": f"tool_{n}", "description": f"Does {n}. " * 20}
         for n in range(8)
     ]
     if shuffle == "keys":
-        made = [dict(rng.sample(sorted(it.items()), k=3)) for it in made]
+        made = [dict(order.sample(sorted(it.items()), k=3)) for it in made]
     if shuffle == "list":
-        rng.shuffle(made)
+        order.shuffle(made)
     return json.dumps(made)
 
 
@@ -147,7 +145,7 @@ def test_white_space_is_named() -> None:
 def test_clean_prompts_have_nothing() -> None:
     assert found(chats(lambda _: RULES)) == []
     # Conversations, each going on from the one before.
-    turns = []
+    turns: list[LoggedPrompt] = []
     for talk in range(10):
         parts = [("message 1 (system)", f"system\n{RULES}\n")]
         for turn in range(6):
@@ -167,7 +165,7 @@ def test_tenants_are_not_compared() -> None:
 
 
 def test_a_value_of_several_kinds_of_prompts_helps_all_of_them() -> None:
-    tasks = ["".join(random.Random(n).sample(RULES, len(RULES))) for n in range(20)]
+    tasks = ["".join(rng(n).sample(RULES, len(RULES))) for n in range(20)]
     its = chats(lambda n: f"The time is {clock(37 * n)}. {tasks[n % 20]}", count=200)
     [breaker] = found(its)
     assert breaker.kind is BreakKind.CLOCK

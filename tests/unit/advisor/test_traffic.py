@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prefold.advisor.traffic import Traffic, read_traffic
 from prefold.advisor.trace_formats import TraceFormat
 from prefold.advisor.trace_reader import TraceOptions
+from prefold.advisor.traffic import Traffic, read_traffic
 from prefold.errors import InvalidInputError
 from support.traces import write_lines
 
@@ -94,7 +94,7 @@ def test_a_file_cut_off_is_used_up_to_there(tmp_path: Path) -> None:
     assert 0 < len(traffic.prompts) < 200
     assert "could not be read" in said(traffic)
     assert any("ends too early" in it.reason for it in traffic.problems)
-    with pytest.raises(InvalidInputError, match="gzip data ends too early|no valid JSON"):
+    with pytest.raises(InvalidInputError, match=r"gzip data ends too early|no valid JSON"):
         read_traffic(path, TraceOptions(is_strict=True))
 
 
