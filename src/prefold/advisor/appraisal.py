@@ -26,7 +26,8 @@ from prefold.advisor.advice import (
 from prefold.advisor.block_tree import BlockTree, grow_block_tree
 from prefold.advisor.fair_split import split_fairly, users_of_runs
 from prefold.advisor.lru_replay import LruReplay, replay_lru
-from prefold.advisor.trace import BlockIdArray, Trace
+from prefold.advisor.run_tree import grow_run_tree
+from prefold.advisor.trace import Trace, TraceRequest
 from prefold.advisor.verdict import Load, Verdict, judge
 from prefold.advisor.words import bytes_text
 from prefold.advisor.worth import GIB, Reuse, ratio
@@ -45,6 +46,9 @@ OTHERS = "(others)"
 
 #: Sizes of the curve: one that holds all, a half of it, and so on.
 NUM_SIZES = 8
+
+#: Runs of ids a prompt, on average, from which single ids are faster to compare.
+_MANY_RUNS = 24
 
 #: Often enough for a bar, and rare enough to cost nothing.
 _REQUESTS_A_REPORT = 4096
@@ -145,7 +149,7 @@ class _Facts:
     ) -> _Facts:
         requests = trace.requests
         progress.begin("Finding what prompts share", len(requests))
-        tree = grow_block_tree(_ids(trace, progress))
+        tree = _grow(trace, progress)
         arrivals = [request.arrival_s for request in requests]
         span = arrivals[-1] - arrivals[0] if arrivals and has_times else 0.0
         return cls(
@@ -249,11 +253,22 @@ def _ints(values: Iterable[int]) -> Ints:
     return np.fromiter(values, dtype=np.int64)
 
 
-def _ids(trace: Trace, progress: Progress) -> Iterator[BlockIdArray]:
-    for number, request in enumerate(trace.requests):
+def _grow(trace: Trace, progress: Progress) -> BlockTree:
+    requests = trace.requests
+    num_runs = sum(len(request.runs) for request in requests)
+    counted = _reported(requests, progress)
+    if num_runs <= _MANY_RUNS * len(requests):
+        return grow_run_tree(request.runs for request in counted)
+    return grow_block_tree(request.block_ids() for request in counted)
+
+
+def _reported(
+    requests: Sequence[TraceRequest], progress: Progress
+) -> Iterator[TraceRequest]:
+    for number, request in enumerate(requests):
         if number % _REQUESTS_A_REPORT == 0:
             progress.advance(number)
-        yield request.block_ids()
+        yield request
 
 
 def _curve(facts: _Facts, all_held: LruReplay, progress: Progress) -> list[LruReplay]:
