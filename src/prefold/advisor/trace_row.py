@@ -85,9 +85,11 @@ def read_runs(row: Row, name: str) -> IdRuns:
     if name not in row:
         raise NoBlockIdsError
     value = row[name]
+    if not isinstance(value, list):
+        raise RowError(f"{name!r} is no list of [first block id, count]")
     num_blocks = 0
     # One plain loop: traces have millions of these.
-    for pair in value if isinstance(value, list) else [None]:
+    for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
             raise RowError(f"{name!r} is no list of [first block id, count]")
         first, count = pair

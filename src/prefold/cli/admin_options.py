@@ -13,6 +13,7 @@ class AdminAction(Enum):
 
     STATS = ("GET", "/cache/stats")
     TREE = ("GET", "/cache/tree")
+    WORTH = ("GET", "/cache/worth")
     LOOKUP = ("POST", "/cache/lookup")
     WARM = ("POST", "/cache/warm")
     APPROVE = ("POST", "/cache/approve")

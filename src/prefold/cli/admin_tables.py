@@ -20,6 +20,27 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
 
+_TENANT_WORTH = (
+    "tenant",
+    "requests",
+    "repetition_rate",
+    "hit_rate",
+    "saved_ms",
+    "held_byte_seconds",
+    "eviction_ms",
+    "break_even_per_s",
+)
+_PREFIX_WORTH = (
+    "domain",
+    "begin_token",
+    "end_token",
+    "requests",
+    "saved_ms",
+    "reuses_per_s",
+    "break_even_per_s",
+    "pays",
+)
+
 #: Of a run's text, in characters.
 _SHOWN_TEXT = 40
 
@@ -31,6 +52,9 @@ def show(action: AdminAction, document: _Document) -> None:
     match action:
         case AdminAction.STATS:
             table = _pairs(_flat(document))
+        case AdminAction.WORTH:
+            _show_worth(document)
+            return
         case AdminAction.TREE:
             table = _tree(_rows(document, "runs"))
         case AdminAction.LOOKUP:
@@ -50,6 +74,18 @@ def show(action: AdminAction, document: _Document) -> None:
         _print(_columns(shares, _SHARE))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
+
+
+def _show_worth(document: _Document) -> None:
+    _print(_cell(document.get("verdict")))
+    total = document.get("total")
+    _print(_pairs(_flat(total) if isinstance(total, dict) else {}))
+    if tenants := _rows(document, "tenants"):
+        _print(_columns(tenants, _TENANT_WORTH))
+    for name in ("best", "worst"):
+        if prefixes := _rows(document, name):
+            _print(Text(f"{name} prefixes"))
+            _print(_columns(prefixes, _PREFIX_WORTH))
 
 
 def _print(what: Table | Text) -> None:

@@ -6,6 +6,7 @@
 | ``GET /health`` | the same in a word |
 | ``GET /metrics`` | for Prometheus |
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
+| ``GET /cache/worth`` | what caching saves and holds, and whether it pays |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
 | ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
@@ -63,6 +64,7 @@ from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import take_snapshot
+from prefold.server.worth_routes import worth_router
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -115,6 +117,7 @@ def make_admin_app(
     guarded.include_router(approvals_router(engine, readers, timeout_s))
     guarded.include_router(invalidation_router(engine, readers, permits))
     guarded.include_router(model_router(engine, models))
+    guarded.include_router(worth_router(engine, metrics.worth, tenant_by_domain(tenants)))
     app.include_router(guarded)
     return app
 

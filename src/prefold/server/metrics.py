@@ -24,6 +24,7 @@ from prefold.server.instruments import OTHER, Instruments, Outcome
 from prefold.server.observer import ExchangeId, Plane
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
+from prefold.server.worth_meter import WorthMeter
 
 _OUTCOMES = {
     FinishReason.STOP: Outcome.FINISHED,
@@ -44,18 +45,23 @@ class Metrics:
 
     Attributes:
         timings: Of the last requests; used on the event loop only.
+        worth: What requests came to; used on the engine's thread only.
     """
 
-    def __init__(self, *, tenants: Mapping[str, str], cost: PrefillCost) -> None:
+    def __init__(
+        self, *, tenants: Mapping[str, str], cost: PrefillCost, block_size: int = 16
+    ) -> None:
         """Begin at zero.
 
         Args:
             tenants: The names that may become labels, by the paths of their domains.
             cost: What prefill takes; read on the engine's thread only.
+            block_size: Tokens in a block of the cache.
         """
         self._tenants = frozenset(tenants.values())
         self._instruments = Instruments(tenants)
         self._cost = cost
+        self._block_size = block_size
         # Hits that came before the cost was known: tokens, and pairs of one with another
         # before it.
         self._unpriced = (0, 0.0)
@@ -64,6 +70,7 @@ class Metrics:
         self._num_regretted_tokens = 0.0
         self._regretted_s = 0.0
         self.timings = RecentTimings()
+        self.worth = WorthMeter(self._tenants)
 
     # -- the engine ----------------------------------------------------------------
 
@@ -76,6 +83,7 @@ class Metrics:
         mine.steps.inc()
         mine.step_seconds.inc(seconds)
         mine.computed_tokens.inc(num_computed_tokens)
+        self.worth.on_step(seconds)
         # The engine tells the cost about a step before it tells anybody else.
         self._price_hits()
 
@@ -89,6 +97,10 @@ class Metrics:
         # One that was never admitted did not look anything up.
         is_query = options.access.read and output.miss_reason is not None
         self._count_tokens(output.usage, options.tenant, is_query=is_query)
+        if is_query and output.miss_reason is not None:
+            self.worth.on_query(
+                output.usage, options.tenant, output.miss_reason, self._block_size
+            )
         hit, timing = hit_class(output.usage).value, output.timing
         self._observe(self._instruments.first_token.labels(hit=hit), timing.ttft_s)
         self._observe(self._instruments.next_token.labels(hit=hit), timing.tpot_s)

@@ -136,7 +136,9 @@ def make_planes(
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
     permits = Permits(doors.authenticator, ttl_s=config.cache.ttl_s)
     metrics = Metrics(
-        tenants=tenant_by_domain(doors.authenticator.tenants), cost=parts.cache.cost
+        tenants=tenant_by_domain(doors.authenticator.tenants),
+        cost=parts.cache.cost,
+        block_size=parts.cache.block_size,
     )
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)

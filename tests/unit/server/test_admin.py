@@ -32,6 +32,7 @@ ROUTES = {
     ("GET", "/metrics"): True,
     ("GET", "/cache/stats"): True,
     ("GET", "/cache/tree"): True,
+    ("GET", "/cache/worth"): True,
     ("GET", "/queue"): True,
     ("GET", "/requests/{request_id}/timing"): True,
     ("POST", "/cache/lookup"): True,
