@@ -18,6 +18,7 @@ from prefold.advisor.worth import MemoryPrice
 from prefold.cli.advise_options import AdviseOptions
 from prefold.cli.advise_text import show_advice
 from prefold.cli.console import Screen
+from prefold.cli.lazy import collector_paused
 from prefold.cli.replay import trace_format_of
 from prefold.cli.tokenizers import load_encode
 from prefold.engine.config import parse_memory
@@ -38,7 +39,8 @@ def run_advise(options: AdviseOptions) -> int:
     )
     if options.report is not None:
         _check_writable(options.report)
-    with Screen(as_json=options.as_json) as screen:
+    # A trace is millions of small objects, none of which is garbage before the end.
+    with Screen(as_json=options.as_json) as screen, collector_paused():
         encode = _encode(options.tokenizer, screen)
         with screen.step(f"Reading {options.source.name}"):
             traffic = read_traffic(options.source, trace_options, encode)

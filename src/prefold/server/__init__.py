@@ -18,6 +18,7 @@ Roughly from the outside in:
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
 | ``hits``, ``timings``, ``observer`` | where they come from |
+| ``worth``, ``worth_*`` | what caching saves and holds, and whether it pays |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |
 | ``config``, ``config_file``, ``served_model`` | what is served, and how |
