@@ -9,7 +9,7 @@
 | ``worth``, ``verdict`` | whether what is saved is worth what is held, and why |
 | ``fair_split`` | what each user owes for memory that several use |
 | ``appraisal``, ``advice`` | all that is said of one trace |
-| ``lint`` and ``prompt_*``, ``rewriting`` | what breaks logged prompts, and what that costs |
+| ``lint``, ``prompt_*``, ``rewriting`` | what breaks logged prompts, what that costs |
 | ``report``, ``plots``, ``words``, ``advice_document`` | the same as a page, as JSON |
 | ``traffic`` | a trace or a log, and what of it was used |
 | ``trace_reader`` | what a trace file says, in any of several formats |

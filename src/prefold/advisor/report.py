@@ -5,6 +5,7 @@ No script, no font, no picture from elsewhere; nothing of any prompt's text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -34,8 +35,9 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
   gap: 12px; margin: 0; } .figures div { border: 1px solid var(--line); padding: 8px 12px;
   border-radius: 6px; } dt { color: var(--soft); font-size: .85rem; }
 dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr));
-  gap: 16px; } figure { margin: 0; } figcaption { color: var(--soft); font-size: .9rem; }
+.plots { display: grid; gap: 24px 16px; margin-top: 24px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+figure { margin: 0; } figcaption { color: var(--soft); font-size: .9rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); text-align: right;
   font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -101,7 +103,7 @@ def _main_figures(advice: Advice) -> str:
     if reuse is not None:
         rows |= {
             "Saved by each GiB, a second": ms_text(reuse.saved_ms_per_gib_s),
-            "Pays from": f"{rate_text(reuse.break_even_per_s(price))} requests",
+            "Pays from": _requests_text(reuse.break_even_per_s(price)),
             "Requests": f"{load.num_requests:,}, {rate_text(reuse.per_s)}",
         }
     cells = "".join(
@@ -109,6 +111,10 @@ def _main_figures(advice: Advice) -> str:
         for name, value in rows.items()
     )
     return f'<dl class="figures">{cells}</dl>'
+
+
+def _requests_text(per_s: float) -> str:
+    return "no rate" if math.isinf(per_s) else f"{rate_text(per_s)} requests"
 
 
 def _plots(advice: Advice) -> str:

@@ -6,7 +6,9 @@ used, what was not, and what had to be assumed is said in sentences.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -132,7 +134,9 @@ def _from_log(path: Path, options: TraceOptions, encode: Encode | None) -> Traff
         num_tokens = prompt.num_prompt_tokens
         if num_tokens is None:
             num_tokens = -(-len(content) // bytes_per_token)
-        runs = maker.runs(prompt.model, content, bytes_per_token)
+        # As in a server where nothing is approved for several tenants.
+        owner = json.dumps([prompt.model, prompt.tenant])
+        runs = maker.runs(owner, content, bytes_per_token)
         requests.append(
             TraceRequest(
                 arrival_s=prompt.arrival_s
@@ -201,15 +205,23 @@ def _notes(reading: LogReading, *, has_tokenizer: bool) -> list[str]:
             f"There is no tokenizer, so {BYTES_PER_TOKEN} bytes of text count as a token; "
             "--tokenizer counts them as the model does."
         )
-    return [*notes, *_gaps(account, num_prompts)]
+    tenants = {prompt.tenant for prompt in reading.prompts}
+    return [*notes, *_gaps(account, num_prompts, tenants)]
 
 
-def _gaps(account: LogAccount, num_prompts: int) -> list[str]:
+def _gaps(
+    account: LogAccount, num_prompts: int, tenants: AbstractSet[str | None]
+) -> list[str]:
     notes = []
     if len(account.models) > 1:
         notes.append(
             f"There are {len(account.models)} models: {_listed(account.models)}. Their "
             "prompts share nothing, and the same costs are taken for all."
+        )
+    if len(tenants) > 1:
+        notes.append(
+            f"{len(tenants)} tenants: their prompts share nothing, as on a server where "
+            "nothing is approved for several."
         )
     if account.num_untimed:
         notes.append(

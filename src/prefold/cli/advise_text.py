@@ -70,7 +70,7 @@ def _show_figures(advice: Advice, screen: Screen) -> None:
         f"{bytes_text(advice.peak_bytes)} at most; what eviction took cost "
         f"{duration_text(advice.total.evicted_ms)} of prefill."
     )
-    if reuse is not None:
+    if reuse is not None and load.saved_ms:
         screen.say(
             f"Each GiB held saves {ms_text(reuse.saved_ms_per_gib_s)} a second; it pays "
             f"from {rate_text(reuse.break_even_per_s(price))} requests on, and there are "

@@ -47,8 +47,8 @@ def _announced() -> Iterator[None]:
 def collector_paused() -> Iterator[None]:
     """Spare the garbage collector what the body makes, which lives until the end.
 
-    After an import, say, it would walk those hundreds of thousands of objects again and again: a seventh of
-    the time of the import, and a pause in every later full collection.
+    It would walk those objects again and again. After an import that is a seventh of its
+    time, and a pause in every later full collection.
     """
     was_enabled = gc.isenabled()
     gc.disable()
