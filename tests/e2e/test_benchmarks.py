@@ -222,3 +222,14 @@ def test_decode_steps_are_timed_and_taken_apart(
         assert 0 < step["overhead_share"] < 1
         if extra:
             assert sum(step["shares"].values()) == pytest.approx(1, abs=0.2)
+
+
+def test_advice_is_timed_on_made_up_traffic() -> None:
+    report = json.loads(_run("advise.py", "--small", "--parts", "rows,chats", "--json"))
+    rows, chats = report["speeds"]
+    assert (rows["requests"], chats["requests"]) == (2000, 100)
+    assert rows["seconds"] > 0
+    assert rows["peak_bytes"] > 0
+    assert rows["verdict"].startswith("It ")
+    assert chats["breakers"] == ["the clock's seconds (99%)"]
+    assert report["passed"]

@@ -10,6 +10,13 @@
 | ``replay`` | what an eviction policy would have hit on a recorded trace |
 | ``clairvoyant`` | what the best of all policies would have |
 | ``miss_curve``, ``what_if`` | what caches of other sizes would hit and save, live |
+| ``lru_replay``, ``run_tree`` | the same for LRU and millions of requests, run by run |
+| ``worth``, ``verdict`` | whether what is saved is worth what is held, and why |
+| ``fair_split`` | what each user owes for memory that several use |
+| ``appraisal``, ``advice`` | all that is said of one trace |
+| ``lint``, ``prompt_*``, ``rewriting`` | what breaks logged prompts, what that costs |
+| ``report``, ``plots``, ``words``, ``advice_document`` | the same as a page, as JSON |
+| ``traffic`` | a trace or a log, and what of it was used |
 | ``trace_reader`` | what a trace file says, in any of several formats |
 | ``trace_generator`` | what to replay where nothing was recorded |
 

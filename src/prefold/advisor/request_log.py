@@ -18,14 +18,13 @@ Texts are kept as digests only.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import numpy as np
 
-from prefold.advisor.trace import compress_ids
+from prefold.advisor.block_maker import BlockMaker
 from prefold.advisor.trace_row import (
     RecordedRequest,
     Row,
@@ -55,18 +54,16 @@ def holds_body(row: Row) -> bool:
 class LogReader:
     """Reads rows of one log, in order; remembers a digest for every block seen."""
 
-    __slots__ = ("_block_size", "_ids")
+    __slots__ = ("_maker",)
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        # By the id before it (or None) and the digest of what is in the block.
-        self._ids: dict[tuple[int | None, bytes], int] = {}
+        self._maker = BlockMaker(block_size)
 
     def __call__(self, row: Row) -> Iterator[RecordedRequest]:
-        body = _find_body(row)
+        body = find_body(row)
         model = read_label(body, "model") or ""
-        usage = _find_usage(row)
-        arrival_s = _find_time(row, body)
+        usage = find_usage(row)
+        arrival_s = find_time(row, body)
         prompts = _find_prompts(body)
         for content, bytes_per_token in prompts:
             # Of several prompts in one body, usage is the sum.
@@ -77,33 +74,18 @@ class LogReader:
                 if is_told
                 else -(-len(content) // bytes_per_token),
                 num_output_tokens=read_count(usage or {}, "completion_tokens", 0),
-                runs=compress_ids(self._block_ids(model, content, bytes_per_token)),
-                session=_label_in(row, body, "session"),
-                tenant=_label_in(row, body, "tenant"),
+                runs=self._maker.runs(model, content, bytes_per_token),
+                session=label_in(row, body, "session"),
+                tenant=label_in(row, body, "tenant"),
             )
-
-    def _block_ids(
-        self, model: str, content: bytes, bytes_per_token: int
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        size = self._block_size * bytes_per_token
-        ids = []
-        before: int | None = None
-        # Token ids and texts must not meet, nor may two models.
-        seed = f"{bytes_per_token} {model}".encode()
-        for begin in range(0, len(content) - size + 1, size):
-            digest = hashlib.blake2b(content[begin : begin + size], digest_size=16)
-            if before is None:
-                digest.update(seed)
-            before = self._ids.setdefault((before, digest.digest()), len(self._ids))
-            ids.append(before)
-        return np.array(ids, dtype=np.int64)
 
 
 def _has_prompt(body: Row) -> bool:
     return "messages" in body or "prompt" in body
 
 
-def _find_body(row: Row) -> Row:
+def find_body(row: Row) -> Row:
+    """Return the request body that a row has, or the row."""
     if _has_prompt(row):
         return row
     for name in _WRAPPERS:
@@ -148,7 +130,8 @@ def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _find_usage(row: Row) -> Row | None:
+def find_usage(row: Row) -> Row | None:
+    """Return what a row says of tokens, or None."""
     places: list[object] = [row, row.get("response")]
     if isinstance(places[1], dict):
         places.append(places[1].get("body"))
@@ -158,7 +141,8 @@ def _find_usage(row: Row) -> Row | None:
     return None
 
 
-def _find_time(row: Row, body: Row) -> float | None:
+def find_time(row: Row, body: Row) -> float | None:
+    """Return when a request came, in seconds, or None if the row does not say."""
     for place in (row, body):
         for name in _TIMES:
             if place.get(name) is not None:
@@ -179,6 +163,7 @@ def _seconds(row: Row, name: str) -> float:
         raise RowError(f"{name!r} is no time") from error
 
 
-def _label_in(row: Row, body: Row, name: str) -> str | None:
+def label_in(row: Row, body: Row, name: str) -> str | None:
+    """Return a label that the row has, or its body, or None."""
     label = read_label(row, name)
     return read_label(body, name) if label is None else label

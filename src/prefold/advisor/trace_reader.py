@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from prefold.advisor.block_size import check_block_size, detect_block_size
 from prefold.advisor.trace import Trace, TraceRequest, cut_runs
 from prefold.advisor.trace_formats import (
@@ -83,11 +85,12 @@ def read_trace(path: Path, options: TraceOptions | None = None) -> TraceReading:
     recorded = list(file.requests())
     if not recorded:
         raise InvalidInputError(file.why_empty())
-    block_size = file.block_size(recorded)
+    num_ids = _count_ids(recorded)
+    block_size = file.block_size(recorded, num_ids)
     trace = Trace(
         name=path.name.removesuffix(".gz").removesuffix(".jsonl"),
         block_size=block_size,
-        requests=_in_order(recorded, block_size),
+        requests=_in_order(recorded, num_ids, block_size),
     )
     return TraceReading(
         trace=merge_blocks(trace, options.num_merged),
@@ -169,12 +172,11 @@ class _File:
             )
         return f"{self._path} is empty: it has no requests"
 
-    def block_size(self, recorded: list[RecordedRequest]) -> int:
+    def block_size(self, recorded: list[RecordedRequest], num_ids: list[int]) -> int:
         """Return the tokens per block: as said, as usual, or as the lengths tell."""
         if self.trace_format is TraceFormat.OPENAI:
             return self._options.block_size or MADE_BLOCK_SIZE
         num_tokens = [request.num_prompt_tokens for request in recorded]
-        num_ids = [int(request.runs[:, 1].sum()) for request in recorded]
         size = (
             self._options.block_size
             or self._said_size
@@ -215,7 +217,18 @@ class _Order:
         self._latest = max(self._latest, request.arrival_s)
 
 
-def _in_order(recorded: list[RecordedRequest], block_size: int) -> list[TraceRequest]:
+def _count_ids(recorded: list[RecordedRequest]) -> list[int]:
+    """Return how many ids each request has; all at once, which is much faster."""
+    ends = np.cumsum([len(request.runs) for request in recorded])
+    counts = np.concatenate([request.runs for request in recorded])[:, 1]
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    totals: list[int] = np.diff(sums[np.concatenate([[0], ends])]).tolist()
+    return totals
+
+
+def _in_order(
+    recorded: list[RecordedRequest], num_ids: list[int], block_size: int
+) -> list[TraceRequest]:
     times = [request.arrival_s for request in recorded]
     known = [at for at in times if at is not None]
     if len(known) < len(times):
@@ -228,10 +241,12 @@ def _in_order(recorded: list[RecordedRequest], block_size: int) -> list[TraceReq
             arrival_s=at,
             num_prompt_tokens=each.num_prompt_tokens,
             num_output_tokens=each.num_output_tokens,
-            runs=cut_runs(each.runs, each.num_prompt_tokens // block_size),
+            runs=each.runs
+            if its_ids <= each.num_prompt_tokens // block_size
+            else cut_runs(each.runs, each.num_prompt_tokens // block_size),
             session=each.session,
             tenant=each.tenant,
         )
-        for at, each in zip(at_by_place, recorded, strict=True)
+        for at, each, its_ids in zip(at_by_place, recorded, num_ids, strict=True)
     ]
     return sorted(requests, key=lambda request: request.arrival_s)

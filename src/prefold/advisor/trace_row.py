@@ -85,16 +85,23 @@ def read_runs(row: Row, name: str) -> IdRuns:
     if name not in row:
         raise NoBlockIdsError
     value = row[name]
-    if not isinstance(value, list) or not all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and _are_whole(pair)
-        and 0 <= pair[0] <= MAX_BLOCK_ID
-        and 1 <= pair[1] <= _MAX_BLOCKS
-        for pair in value
-    ):
+    if not isinstance(value, list):
         raise RowError(f"{name!r} is no list of [first block id, count]")
-    if sum(pair[1] for pair in value) > _MAX_BLOCKS:
+    num_blocks = 0
+    # One plain loop: traces have millions of these.
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowError(f"{name!r} is no list of [first block id, count]")
+        first, count = pair
+        if (
+            type(first) is not int
+            or type(count) is not int
+            or not 0 <= first <= MAX_BLOCK_ID
+            or not 1 <= count <= _MAX_BLOCKS
+        ):
+            raise RowError(f"{name!r} is no list of [first block id, count]")
+        num_blocks += count
+    if num_blocks > _MAX_BLOCKS:
         raise RowError(f"{name!r} has more than {_MAX_BLOCKS} blocks")
     return make_runs(value)
 

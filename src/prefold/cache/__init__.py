@@ -17,6 +17,7 @@
 | ``keys`` | block keys of live blocks |
 | ``listing`` | the cached runs as values |
 | ``accounting`` | counts for the outside |
+| ``holdings`` | what cached blocks took over time, by account and by prefix |
 | ``invariants`` | the check of all of it against all of it |
 """
 

@@ -19,7 +19,7 @@ from prefold.cache.survey import Survey
 from prefold.cache.usage import Usage
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.node import Node
-from prefold.tree.path import count_hit, path_ids, path_to
+from prefold.tree.path import count_hit, count_user, path_ids, path_to
 from prefold.tree.walk import Endpoint, View, longest_paths
 
 
@@ -61,6 +61,8 @@ class LeasePaths:
         lease.start = self._usage.begin(node, found, lease.tokens)
         tree.pin(node, lease.retention)
         count_hit(node)
+        if not lease.access.approves:
+            count_user(node, lease.account, found.at)
         lease.node = node
         lease.num_published = end.position
         lease.num_matched_tokens = found.num_matched_tokens

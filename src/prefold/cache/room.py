@@ -7,7 +7,7 @@ copy pins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from prefold.blocks.pool import BlockPool
 from prefold.blocks.table import BlockIds
@@ -68,6 +68,15 @@ class Room:
     def quotas(self) -> Quotas:
         """What is whose, to be read only."""
         return self._quotas
+
+    @property
+    def trees(self) -> Sequence[PrefixTree]:
+        """The trees, to be read only."""
+        return self._trees.all()
+
+    def is_dead(self, node: Node) -> bool:
+        """Whether nobody can find a node any more."""
+        return self._trees.holding(node.readers).audiences.is_dead(node)
 
     def num_available(self, domain: Domain) -> int:
         """Return how many blocks a request of ``domain`` could have at this moment."""

@@ -19,5 +19,6 @@
 | ``demo`` and ``demo_*`` | the tour |
 | ``serve``, ``serve_app`` | the server: its configuration, and what is said of it |
 | ``replay`` and ``replay_*`` | eviction policies on a recorded trace; import no torch |
+| ``advise``, ``advise_*``, ``tokenizers`` | whether a cache pays for recorded traffic |
 | ``bench`` and ``bench_*`` | a load on any server, and its times; import no torch |
 """

@@ -102,6 +102,19 @@ def stats(
 
 
 @cache_app.command()
+def worth(
+    *,
+    url: Url = None,
+    token_file: TokenFile = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say what caching saves and holds since the start, and whether it pays."""
+    place = AdminPlace(url=url, token_file=token_file, config=config)
+    return _run(AdminOptions(action=AdminAction.WORTH, place=place, as_json=as_json))
+
+
+@cache_app.command()
 def tree(
     *,
     max_nodes: Annotated[int, typer.Option(min=1, help="Runs to show at most.")] = 1000,

@@ -14,6 +14,7 @@ class AdminAction(Enum):
     STATS = ("GET", "/cache/stats")
     TREE = ("GET", "/cache/tree")
     WHATIF = ("GET", "/cache/whatif")
+    WORTH = ("GET", "/cache/worth")
     LOOKUP = ("POST", "/cache/lookup")
     WARM = ("POST", "/cache/warm")
     APPROVE = ("POST", "/cache/approve")

@@ -22,6 +22,27 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _APPROVAL = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
 _SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
 
+_TENANT_WORTH = (
+    "tenant",
+    "requests",
+    "repetition_rate",
+    "hit_rate",
+    "saved_ms",
+    "held_byte_seconds",
+    "eviction_ms",
+    "break_even_per_s",
+)
+_PREFIX_WORTH = (
+    "domain",
+    "begin_token",
+    "end_token",
+    "requests",
+    "saved_ms",
+    "reuses_per_s",
+    "break_even_per_s",
+    "pays",
+)
+
 #: Of a run's text, in characters.
 _SHOWN_TEXT = 40
 
@@ -48,6 +69,9 @@ def show(action: AdminAction, document: _Document) -> None:
         table = _columns(_rows(document, name), columns)
     elif action is AdminAction.STATS:
         table = _pairs(_flat(document))
+    elif action is AdminAction.WORTH:
+        _show_worth(document)
+        return
     elif action is AdminAction.TREE:
         table = _tree(_rows(document, "runs"))
     elif action is AdminAction.APPROVE:
@@ -80,6 +104,18 @@ def _whatif_notes(document: _Document) -> str:
     said = f"Of {_cell(requests)} requests; {_cell(sampled)} blocks are followed."
     note = document.get("note")
     return f"{said}\nNote: {_cell(note)}." if isinstance(note, str) else said
+
+
+def _show_worth(document: _Document) -> None:
+    _print(_cell(document.get("verdict")))
+    total = document.get("total")
+    _print(_pairs(_flat(total) if isinstance(total, dict) else {}))
+    if tenants := _rows(document, "tenants"):
+        _print(_columns(tenants, _TENANT_WORTH))
+    for name in ("best", "worst"):
+        if prefixes := _rows(document, name):
+            _print(Text(f"{name} prefixes"))
+            _print(_columns(prefixes, _PREFIX_WORTH))
 
 
 def _print(what: Table | Text) -> None:

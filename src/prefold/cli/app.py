@@ -14,6 +14,7 @@ from typing import Annotated, Protocol, cast
 import typer
 
 from prefold.cli.admin_app import cache_app, domains_app
+from prefold.cli.advise_app import advise
 from prefold.cli.arguments import (
     AsJson,
     Attention,
@@ -232,6 +233,7 @@ def verify(  # noqa: PLR0913 -- as above
 
 app.command()(serve)
 app.command()(replay)
+app.command()(advise)
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 cache_app.command()(explain)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 def load(module: str, name: str) -> Callable[..., int]:
     """Import ``module`` and return its function ``name``, which returns an exit code."""
-    with _announced(), _collector_paused():
+    with _announced(), collector_paused():
         return load_light(module, name)
 
 
@@ -44,11 +44,11 @@ def _announced() -> Iterator[None]:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Spare the garbage collector what an import makes, which lives until the end.
+def collector_paused() -> Iterator[None]:
+    """Spare the garbage collector what the body makes, which lives until the end.
 
-    It would walk those hundreds of thousands of objects again and again: a seventh of
-    the time of the import, and a pause in every later full collection.
+    It would walk those objects again and again. After an import that is a seventh of its
+    time, and a pause in every later full collection.
     """
     was_enabled = gc.isenabled()
     gc.disable()

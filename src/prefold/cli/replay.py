@@ -66,7 +66,7 @@ def run_replay(options: ReplayOptions) -> int:
     policies = _policies(options.policies)
     capacities = parse_capacities(options.capacities)
     trace_options = TraceOptions(
-        trace_format=_trace_format(options.trace_format),
+        trace_format=trace_format_of(options.trace_format),
         block_size=options.block_size,
         num_merged=options.merge,
         is_strict=options.is_strict,
@@ -110,7 +110,12 @@ def _policies(text: str | None) -> list[str]:
     return names
 
 
-def _trace_format(name: str | None) -> TraceFormat | None:
+def trace_format_of(name: str | None) -> TraceFormat | None:
+    """Return the format with this name; None for None.
+
+    Raises:
+        InvalidInputError: There is none; names the nearest.
+    """
     if name is None:
         return None
     known = [each.value for each in TraceFormat]

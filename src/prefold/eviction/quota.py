@@ -13,12 +13,14 @@ go at once. Blocks that requests are using are not counted; the engine bounds th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefold.errors import ConfigError, InvariantError
 from prefold.identity.domain import Audience, AudienceKind, Domain
 from prefold.tree.account import Account
+from prefold.tree.holding import Users
 from prefold.tree.node import Node
 
 #: Pins and reservations together, at most, as a share of all blocks: the rest is left
@@ -140,7 +142,9 @@ class Quotas:
         }
         #: Of whoever has no share.
         self._others = Account("others", num_reserved=0, max_idle=num_blocks)
-        self._approved = Account("approved", num_reserved=0, max_idle=num_blocks)
+        self._approved = Account(
+            "approved", num_reserved=0, max_idle=num_blocks, is_shared=True
+        )
         self._limited = [it for it in self._by_domain.values() if it.max_idle < num_blocks]
         self.num_reserved = sum(it.num_reserved for it in self._by_domain.values())
         fixed = math.floor(MAX_FIXED * num_blocks) - self.num_reserved
@@ -219,12 +223,18 @@ class Quotas:
     def check_invariants(self, nodes: Iterable[Node]) -> None:
         """Raise ``InvariantError`` unless the accounts count these nodes. O(nodes)."""
         counted = dict.fromkeys(self.accounts(), 0)
+        by_users = Counter[tuple[Account, Users]]()
         for node in nodes:
             account = node.readers.account
             if account not in counted or account is not self.of(node.readers.audience):
                 raise InvariantError("an audience's account is not its domain's")
+            by_users[account, node.users] += node.num_blocks
             if node.count == 0:
                 counted[account] += node.num_blocks
+        for (account, users), num_blocks in by_users.items():
+            account.holding.check_invariants()
+            if account.holding.num_blocks(users) != num_blocks:
+                raise InvariantError(f"{account} does not hold the blocks of its nodes")
         for account, num_idle in counted.items():
             if account.num_idle != num_idle:
                 raise InvariantError(

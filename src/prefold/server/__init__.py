@@ -20,6 +20,7 @@ Roughly from the outside in:
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
 | ``what_if*`` | what other cache sizes would do |
 | ``hits``, ``timings``, ``observer`` | where they come from |
+| ``worth``, ``worth_*`` | what caching saves and holds, and whether it pays |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |
 | ``config``, ``config_file``, ``served_model`` | what is served, and how |

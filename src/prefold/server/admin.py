@@ -7,6 +7,7 @@
 | ``GET /metrics`` | for Prometheus |
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
 | ``GET /cache/whatif`` | what other cache sizes would hit and save |
+| ``GET /cache/worth`` | what caching saves and holds, and whether it pays |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
 | ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
@@ -70,6 +71,7 @@ from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import EngineSnapshot, take_snapshot
 from prefold.server.what_if_routes import what_if_router
+from prefold.server.worth_routes import worth_router
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -131,6 +133,7 @@ def make_admin_app(
         )
     )
     guarded.include_router(model_router(engine, models))
+    guarded.include_router(worth_router(engine, metrics.worth, tenant_by_domain(tenants)))
     app.include_router(guarded)
     return app
 

@@ -28,6 +28,7 @@ from prefold.server.observer import AskedPrompt, ExchangeId, Plane
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
 from prefold.server.what_if import LiveWhatIf
+from prefold.server.worth_meter import WorthMeter
 
 _OUTCOMES = {
     FinishReason.STOP: Outcome.FINISHED,
@@ -51,6 +52,7 @@ class Metrics:
         journal: What they asked for, and why they missed; on the event loop too.
         what_if: What other cache sizes would do; used on the engine's thread only. None
             where nobody wants to know.
+        worth: What requests came to; used on the engine's thread only.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Metrics:
         tenants: Mapping[str, str],
         cost: PrefillCost,
         what_if: LiveWhatIf | None = None,
+        block_size: int = 16,
     ) -> None:
         """Begin at zero.
 
@@ -66,11 +69,13 @@ class Metrics:
             tenants: The names that may become labels, by the paths of their domains.
             cost: What prefill takes; read on the engine's thread only.
             what_if: Told what requests used.
+            block_size: Tokens in a block of the cache.
         """
         self.what_if = what_if
         self._tenants = frozenset(tenants.values())
         self._instruments = Instruments(tenants)
         self._cost = cost
+        self._block_size = block_size
         # Hits that came before the cost was known: tokens, and pairs of one with another
         # before it.
         self._unpriced = (0, 0.0)
@@ -80,6 +85,7 @@ class Metrics:
         self._regretted_s = 0.0
         self.timings = RecentTimings()
         self.journal = Journal()
+        self.worth = WorthMeter(self._tenants)
 
     # -- the engine ----------------------------------------------------------------
 
@@ -92,6 +98,7 @@ class Metrics:
         mine.steps.inc()
         mine.step_seconds.inc(seconds)
         mine.computed_tokens.inc(num_computed_tokens)
+        self.worth.on_step(seconds)
         # The engine tells the cost about a step before it tells anybody else.
         self._price_hits()
 
@@ -109,6 +116,10 @@ class Metrics:
             label = options.tenant if options.tenant in self._tenants else OTHER
             kind = output.miss_reason.kind.value
             self._instruments.misses.labels(reason=kind, tenant=label).inc()
+        if is_query and output.miss_reason is not None:
+            self.worth.on_query(
+                output.usage, options.tenant, output.miss_reason, self._block_size
+            )
         hit, timing = hit_class(output.usage).value, output.timing
         self._observe(self._instruments.first_token.labels(hit=hit), timing.ttft_s)
         self._observe(self._instruments.next_token.labels(hit=hit), timing.tpot_s)

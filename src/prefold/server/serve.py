@@ -140,6 +140,7 @@ def make_planes(
         tenants=tenant_by_domain(doors.authenticator.tenants),
         cost=parts.cache.cost,
         what_if=LiveWhatIf(parts.cache),
+        block_size=parts.cache.block_size,
     )
     engine = AsyncEngine(
         Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)

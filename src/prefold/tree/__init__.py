@@ -15,6 +15,7 @@
 | ``audiences`` | which epochs and ages live |
 | ``retention``, ``keeping``, ``expiry`` | how long, and how dearly, a node is kept |
 | ``account`` | whose idle blocks are counted together |
+| ``holding`` | an account's blocks, summed over time, and who owes them |
 | ``cohort``, ``lost`` | how blocks were used last, what is remembered of evicted ones |
 | ``trimming`` | what eviction takes from a leaf |
 | ``prefix_tree`` | publish, split, merge, trim, pin and unpin |

@@ -23,6 +23,7 @@ from prefold.identity.block_key import ContentKey
 from prefold.identity.domain import Audience, AudienceKind
 from prefold.tree.account import Account
 from prefold.tree.cohort import Cohort, Use
+from prefold.tree.holding import NOBODY, Users
 from prefold.tree.loss import Tombstone
 from prefold.tree.mark import NO_MARKS, Mark
 
@@ -85,10 +86,11 @@ class Readers:
     def is_throwaway(self) -> bool:
         return self.audience.kind is AudienceKind.THROWAWAY
 
-    def add_blocks(self, num_blocks: int) -> None:
+    def add_blocks(self, num_blocks: int, now: float, users: Users = NOBODY) -> None:
         """Note that so many blocks were published; negative: freed."""
         self.num_blocks += num_blocks
         self.account.num_blocks += num_blocks
+        self.account.holding.note(num_blocks, now, users)
 
     def add_idle(self, num_blocks: int) -> None:
         """Note that so many blocks came idle; negative: went out of it."""
@@ -113,6 +115,8 @@ class Node:
         is_attached: False once unlinked from its parent; it keeps the parent pointer,
             so that its leases go on protecting live ancestors.
         created_at: When its oldest block was published.
+        published_at: When its blocks were published, on average.
+        users: Accounts that have used it, where others than its own may.
         last_used_at: When a lease last came or went.
         num_hits: Leases that began by matching it.
         num_partial: Partial leaves among its children.
@@ -156,11 +160,13 @@ class Node:
         "num_tokens",
         "parent",
         "priority",
+        "published_at",
         "readers",
         "start",
         "ticket",
         "tombstones",
         "use",
+        "users",
         "wanted_until",
     )
 
@@ -189,6 +195,8 @@ class Node:
         self.is_freed = False
         self.is_partial = False
         self.created_at = at
+        self.published_at = at
+        self.users = NOBODY
         self.last_used_at = at
         self.expires_at = math.inf
         self.is_watched = False
@@ -247,8 +255,10 @@ class Node:
         self.num_tokens = len(tokens)
         self.num_blocks = len(block_ids)
 
-    def append_run(self, tokens: TokenIds, block_ids: BlockIds) -> None:
+    def append_run(self, tokens: TokenIds, block_ids: BlockIds, at: float) -> None:
         """Add whole blocks at the end; the arrays grow by doubling."""
+        share = len(block_ids) / (self.num_blocks + len(block_ids))
+        self.published_at += share * (at - self.published_at)
         self._tokens = _appended(self._tokens, self.num_tokens, tokens)
         self._block_ids = _appended(self._block_ids, self.num_blocks, block_ids)
         self.num_tokens += len(tokens)

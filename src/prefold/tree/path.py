@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefold.blocks.table import BlockIds
+from prefold.tree.account import Account
 from prefold.tree.node import Node
 
 
@@ -40,3 +41,13 @@ def count_hit(node: Node) -> None:
     """Note that a lease began by matching everything down to ``node``."""
     for at in path_to(node):
         at.num_hits += 1
+
+
+def count_user(node: Node, account: Account, now: float) -> None:
+    """Note whose request uses everything down to ``node``, of what is not its alone."""
+    for at in path_to(node):
+        owner = at.readers.account
+        if owner.is_shared and account.name not in at.users:
+            users = at.users | {account.name}
+            owner.holding.move(at.num_blocks, now, at.users, users)
+            at.users = users

@@ -178,7 +178,7 @@ class PrefixTree:
         block_size = self.block_size
         self._remove_superseded(node, readers, tokens[:block_size])
         self._pool.publish(block_ids)
-        readers.add_blocks(len(block_ids))
+        readers.add_blocks(len(block_ids), self._clock())
         self.version += 1
         if (
             node.readers is readers
@@ -191,7 +191,7 @@ class PrefixTree:
             and not self.audiences.is_dead(node)
             and is_kept_alike(node, self._clock(), retention)
         ):
-            node.append_run(tokens, block_ids)
+            node.append_run(tokens, block_ids, self._clock())
             return node
         child = self._new_node(node, readers, tokens.copy(), block_ids.copy(), retention)
         child.key = (readers, child.block_bytes(0, block_size))
@@ -226,7 +226,7 @@ class PrefixTree:
         self._remove_superseded(node, readers, tokens)
         self._pool.publish(block_ids)
         self._pool.rest(block_ids)
-        readers.add_blocks(1)
+        readers.add_blocks(1, self._clock())
         readers.add_idle(1)
         leaf = self._new_node(node, readers, tokens.copy(), block_ids.copy(), retention)
         leaf.is_partial = True
@@ -331,7 +331,7 @@ class PrefixTree:
         if node.cohort is not None:
             node.cohort.leave(node.num_blocks)
         self._pool.free(node.block_ids, BlockState.IDLE)
-        readers.add_blocks(-node.num_blocks)
+        readers.add_blocks(-node.num_blocks, self._clock(), node.users)
         readers.add_idle(-node.num_blocks)
         readers.num_nodes -= 1
         self.num_nodes -= 1
@@ -366,7 +366,7 @@ class PrefixTree:
         """Free the last whole blocks of an idle leaf, but not all. O(blocks freed)."""
         dropped = leaf.drop_tail(num_blocks, self.block_size)
         self._pool.free(dropped, BlockState.IDLE)
-        leaf.readers.add_blocks(-num_blocks)
+        leaf.readers.add_blocks(-num_blocks, self._clock(), leaf.users)
         leaf.readers.add_idle(-num_blocks)
         self.version += 1
 

@@ -27,6 +27,8 @@ def split(node: Node, num_blocks: int, block_size: int) -> Node:
     upper.set_run(node.tokens[:cut].copy(), node.block_ids[:num_blocks].copy())
     upper.count = node.count
     upper.num_hits = node.num_hits
+    upper.published_at = node.published_at
+    upper.users = node.users
     upper.last_used_at = node.last_used_at
     upper.is_attached = node.is_attached
     upper.marks = node.marks
@@ -73,6 +75,7 @@ def merge(node: Node) -> Node | None:
         child.readers is not node.readers
         or child.count != node.count
         or child.marks != node.marks
+        or child.users != node.users
         or not are_kept_alike(node, child)
         or not _are_used_alike(node, child)
         or node.tombstones is not None
@@ -89,6 +92,8 @@ def merge(node: Node) -> Node | None:
     ):
         node.cohort.leave(node.num_blocks)
         child.cohort.join(node.num_blocks)
+    share = node.num_blocks / (node.num_blocks + child.num_blocks)
+    child.published_at += share * (node.published_at - child.published_at)
     child.set_run(
         np.concatenate([node.tokens, child.tokens]),
         np.concatenate([node.block_ids, child.block_ids]),

@@ -33,6 +33,7 @@ ROUTES = {
     ("GET", "/cache/stats"): True,
     ("GET", "/cache/tree"): True,
     ("GET", "/cache/whatif"): True,
+    ("GET", "/cache/worth"): True,
     ("GET", "/queue"): True,
     ("GET", "/requests/{request_id}/timing"): True,
     ("GET", "/cache/misses"): True,
