@@ -16,8 +16,10 @@ Roughly from the outside in:
 | ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
+| ``page``, ``ui/`` | the page's own files |
+| ``runs*``, ``figures`` | what it shows of the tree and of this moment |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
-| ``hits``, ``timings``, ``observer`` | where they come from |
+| ``hits``, ``timings``, ``recent``, ``observer`` | where they come from |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |
 | ``config``, ``config_file``, ``served_model`` | what is served, and how |

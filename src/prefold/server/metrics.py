@@ -22,6 +22,7 @@ from prefold.eviction.cost import PrefillCost, num_pairs
 from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
 from prefold.server.observer import ExchangeId, Plane
+from prefold.server.recent import RecentHits
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
 
@@ -44,6 +45,7 @@ class Metrics:
 
     Attributes:
         timings: Of the last requests; used on the event loop only.
+        recent: Hits of the last minutes; on the event loop too.
     """
 
     def __init__(self, *, tenants: Mapping[str, str], cost: PrefillCost) -> None:
@@ -64,6 +66,7 @@ class Metrics:
         self._num_regretted_tokens = 0.0
         self._regretted_s = 0.0
         self.timings = RecentTimings()
+        self.recent = RecentHits()
 
     # -- the engine ----------------------------------------------------------------
 
@@ -112,6 +115,7 @@ class Metrics:
     def on_output(self, request: ExchangeId, output: RequestOutput) -> None:
         """Remember the figures of a choice that ended."""
         self.timings.note(request, output)
+        self.recent.note(output)
 
     # -- a scrape ------------------------------------------------------------------
 
