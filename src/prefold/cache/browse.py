@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -56,7 +57,7 @@ class _Shown:
 
     now: float
     by_mark: Mapping[Mark, Approval]
-    pinned: frozenset[Node]
+    num_pins: Counter[Node]
 
 
 class TreeBrowser:
@@ -296,7 +297,7 @@ class TreeBrowser:
         return _Shown(
             now=self._clock(),
             by_mark=self._approved.by_mark(),
-            pinned=frozenset(self._approved.pins.nodes()),
+            num_pins=self._approved.pins.counts(),
         )
 
     def _audiences(self) -> Iterator[tuple[PrefixTree, Readers]]:
@@ -344,7 +345,7 @@ class TreeBrowser:
             kind=audience.kind,
             domain=audience.domain.path,
             is_salted=audience.domain.salt is not None,
-            num_leases=node.count,
+            num_leases=node.count - shown.num_pins[node],
             num_hits=node.num_hits,
             num_forks=node.num_forks,
             idle_s=max(now - node.last_used_at, 0.0),
@@ -352,7 +353,7 @@ class TreeBrowser:
             expires_in_s=None if ends_never else max(node.expires_at - now, 0.0),
             priority=node.priority,
             num_children=num_children(node),
-            is_pinned=node in shown.pinned,
+            is_pinned=shown.num_pins[node] > 0,
             is_pin=self._approved.pins.is_by_operator(node),
             approvals=tuple(
                 RunApproval(

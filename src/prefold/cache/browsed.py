@@ -68,7 +68,7 @@ class BrowsedRun:
         start: Position of its first token.
         is_partial: Whether its one block is filled in part only.
         is_salted: Whether a salt narrows its domain.
-        num_leases: Running sequences, copies under way and pins that use it.
+        num_leases: Running sequences and copies under way that use it.
         num_hits: Requests that began by matching it.
         num_forks: Requests that went on differently after it, or inside.
         idle_s: Since a lease last came or went.

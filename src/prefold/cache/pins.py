@@ -53,10 +53,10 @@ class Pins:
         its = [*self._held.elements(), *self._by_operator]
         return [node for node in its if self._trees.holding(node.readers) is tree]
 
-    def nodes(self) -> set[Node]:
-        """Return all pinned nodes. O(pins, times depth in nodes)."""
-        ends = [*self._held, *self._by_operator]
-        return {node for end in ends for node in path_to(end)}
+    def counts(self) -> Counter[Node]:
+        """Return how many pins every pinned node is on. O(pins, times depth in nodes)."""
+        ends = [*self._held.elements(), *self._by_operator]
+        return Counter(node for end in ends for node in path_to(end))
 
     # -- approvals -----------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Pins:
                 left over.
         """
         quotas, num_blocks = self._quotas, self._num_blocks
-        pinned = self.nodes()
+        pinned = set(self.counts())
         if is_pinned:
             pinned |= set(path_to(end))
         num_pinned = _total(pinned)
@@ -180,13 +180,14 @@ class Pins:
             raise InvariantError("a pin outlived what it pins")
         if any(count < 1 for count in self._held.values()):
             raise InvariantError("a node was let go more often than held")
-        if self.num_blocks != _total(self.nodes()):
+        pinned = self.counts()
+        if self.num_blocks != _total(pinned):
             raise InvariantError("the count of pinned blocks is wrong")
-        if self._quotas.num_pinned_own != _total(_own(self.nodes())):
+        if self._quotas.num_pinned_own != _total(_own(pinned)):
             raise InvariantError("the count of blocks pinned for one domain is wrong")
 
     def _count(self) -> None:
-        pinned = self.nodes()
+        pinned = self.counts()
         self.num_blocks = _total(pinned)
         self._quotas.num_pinned_own = _total(_own(pinned))
 

@@ -45,7 +45,7 @@ class RunReply(ReplyModel):
     is_salted: bool
     """Whether a salt, which is never shown, narrows the domain."""
     leases: int
-    """Running requests and pins that use it."""
+    """Running requests that use it."""
     hits: int
     """Requests that began by matching it."""
     forks: int

@@ -27,7 +27,7 @@ export function showDetails(element, run, { actions, withdraw, openParent }) {
     ["Hits", `${format.count(run.hits)}, ${format.count(run.forks)} went on differently`],
     ["Last use", `${format.span(run.idle_s)}${run.idle_s < 1 ? "" : " ago"}`],
     ["Age", format.span(run.age_s)],
-    ["Used by", format.plural(run.leases, "request or pin", "requests and pins")],
+    ["Used by", format.plural(run.leases, "running request")],
     ["Kept", kept(run)],
     ["Priority", format.count(run.priority)],
     ["Goes on with", format.plural(run.children, "run")],
