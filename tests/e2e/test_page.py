@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -43,18 +42,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def _fill(server: ServerProcess, keys: dict[str, str]) -> None:
-    def ask(tenant: str, prompt: str) -> None:
-        body = {"model": server.ready["model"], "prompt": prompt, "max_tokens": 2}
+    prompts = {
+        "globex": [
+            *(f"{number:03} is another document of Globex" for number in range(NUM_OTHERS)),
+            HOSTILE * 3,
+        ],
+        "acme": [
+            f"{RULES}Question {number}: which parcel is it, and where?"
+            for number in (0, 1, 2, 2)
+        ],
+    }
+    for tenant, its in prompts.items():
         with server.public(keys[tenant]) as public:
-            answer = public.post("/v1/completions", json={**body, "ignore_eos": True})
-        assert answer.status_code == 200, answer.text
-
-    for number in range(NUM_OTHERS):
-        ask("globex", f"{number:03} is another document of Globex")
-    ask("globex", HOSTILE * 3)
-    for number in range(3):
-        ask("acme", f"{RULES}Question {number}: which parcel is it, and where?")
-    ask("acme", f"{RULES}Question 2: which parcel is it, and where?")
+            for prompt in its:
+                body = {"model": server.ready["model"], "prompt": prompt, "max_tokens": 2}
+                answer = public.post("/v1/completions", json={**body, "ignore_eos": True})
+                assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def focused(page: Page) -> str:
 
 
 def search(page: Page, kind: str, text: str) -> None:
-    page.get_by_label("Search for").select_option(kind)
+    page.get_by_label("Search for", exact=True).select_option(kind)
     page.get_by_label("What to search for").fill(text)
     page.keyboard.press("Enter")
     expect(page.locator("#found")).not_to_be_empty()
@@ -94,9 +97,9 @@ def search(page: Page, kind: str, text: str) -> None:
 
 def test_the_token_is_asked_for_and_forgotten(view: PageOf) -> None:
     page = view.open()
-    expect(page.get_by_label("Token")).to_be_visible()
+    expect(page.get_by_label("Token", exact=True)).to_be_visible()
     expect(page.locator("#app")).to_be_hidden()
-    page.get_by_label("Token").fill("too short")
+    page.get_by_label("Token", exact=True).fill("too short")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("at least 32")
     view.check()
@@ -107,17 +110,17 @@ def test_the_token_is_asked_for_and_forgotten(view: PageOf) -> None:
     page.reload()
     rows(page).first.wait_for()
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_label("Token")).to_be_focused()
+    expect(page.get_by_label("Token", exact=True)).to_be_focused()
     assert page.evaluate("sessionStorage.length") == 0
     view.check()
     page.reload()
-    expect(page.get_by_label("Token")).to_be_visible()
+    expect(page.get_by_label("Token", exact=True)).to_be_visible()
     view.check()
 
 
 def test_a_wrong_token_is_refused_with_a_sentence(view: PageOf) -> None:
     page = view.open()
-    page.get_by_label("Token").fill("0" * 64)
+    page.get_by_label("Token", exact=True).fill("0" * 64)
     page.keyboard.press("Enter")
     expect(page.locator("#login-error")).to_contain_text("not the server's")
     expect(page.locator("#app")).to_be_hidden()
@@ -247,7 +250,7 @@ def test_a_domain_is_searched_for(view: PageOf) -> None:
 
 def test_a_prompt_is_searched_for_and_the_reason_is_seen(view: PageOf) -> None:
     page = view.sign_in()
-    page.get_by_label("Search for").select_option("prompt")
+    page.get_by_label("Search for", exact=True).select_option("prompt")
     page.get_by_label("Whose request").select_option("acme")
     search(page, "prompt", f"{RULES}What else?")
     expect(rows(page).first).to_contain_text(re.compile(r"agrees in \d+ of \d+"))
@@ -285,7 +288,7 @@ def test_the_latest_misses_have_reasons_where_the_server_keeps_them(view: PageOf
 # -- what is done to a run -------------------------------------------------------------
 
 
-def test_a_run_is_pinned_approved_withdrawn_and_invalidated(view: PageOf) -> None:
+def test_a_run_is_pinned_and_unpinned(view: PageOf) -> None:
     page = view.sign_in()
     details, said = page.locator("#details"), page.locator("#said")
     with view.server.admin() as admin:
@@ -297,9 +300,16 @@ def test_a_run_is_pinned_approved_withdrawn_and_invalidated(view: PageOf) -> Non
         details.get_by_role("button", name="Unpin").click()
         expect(said).to_contain_text("Unpinned: 0 blocks")
         assert admin.get("/cache/stats").json()["num_pinned_blocks"] == 0
+    view.check()
 
+
+def test_a_run_is_approved_and_withdrawn(view: PageOf) -> None:
+    page = view.sign_in()
+    details, said = page.locator("#details"), page.locator("#said")
+    dialog = page.get_by_role("dialog")
+    with view.server.admin() as admin:
+        acme_row(page).click()
         details.get_by_role("button", name="Approve").click()
-        dialog = page.get_by_role("dialog")
         dialog.get_by_label("Label").fill(HOSTILE_LABEL)
         dialog.get_by_label("Pinned").check()
         dialog.get_by_role("button", name="Approve").click()
@@ -307,8 +317,7 @@ def test_a_run_is_pinned_approved_withdrawn_and_invalidated(view: PageOf) -> Non
         [approval] = admin.get("/cache/approvals").json()["approvals"]
         assert (approval["label"], approval["pinned"]) == (HOSTILE_LABEL, True)
         assert approval["domain"] == "acme"
-        approved = rows(page).filter(has_text=HOSTILE_LABEL).first
-        approved.click()
+        rows(page).filter(has_text=HOSTILE_LABEL).first.click()
         details.get_by_role("button", name="Withdraw").click()
         dialog.get_by_role("button", name="Cancel").click()
         assert len(admin.get("/cache/approvals").json()["approvals"]) == 1
@@ -316,21 +325,6 @@ def test_a_run_is_pinned_approved_withdrawn_and_invalidated(view: PageOf) -> Non
         dialog.get_by_role("button", name="Withdraw").click()
         expect(said).to_contain_text("Withdrew")
         assert admin.get("/cache/approvals").json()["approvals"] == []
-
-        body = {"tenant": "acme", "prompt": f"{RULES}Question 1: which parcel is it?"}
-        [before] = admin.post("/cache/lookup", json=body).json()["prompts"]
-        assert before["hit_tokens"] > 40
-        acme_row(page).click()
-        page.keyboard.press("Enter")
-        page.keyboard.press("Tab")
-        expect(details.get_by_role("button", name="Invalidate")).to_be_focused()
-        page.keyboard.press("Enter")
-        expect(dialog).to_contain_text("will not be found any more")
-        page.keyboard.press("Enter")
-        expect(said).to_contain_text(re.compile(r"Dropped \d+ blocks"))
-        expect(acme_row(page)).to_have_count(0)
-        [after] = admin.post("/cache/lookup", json=body).json()["prompts"]
-        assert after["hit_tokens"] == 0
     view.check()
 
 
@@ -418,7 +412,8 @@ _CONTRASTS = """() => {
     if (!text || !element.checkVisibility() || element.closest('svg, .sr, .skip, select')) {
       continue;
     }
-    const [one, other] = [light(rgb(getComputedStyle(element).color)), light(ground(element))];
+    const one = light(rgb(getComputedStyle(element).color));
+    const other = light(ground(element));
     const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
     found.push([text, ratio]);
   }
@@ -435,7 +430,31 @@ def test_what_is_behind_a_reader_of_screens_has_names(view: PageOf) -> None:
         ".map((it) => it.outerHTML)"
     )
     assert unnamed == []
-    assert (
-        json.loads(page.evaluate("JSON.stringify(document.documentElement.lang)")) == "en"
-    )
+    assert page.evaluate("document.documentElement.lang") == "en"
+    view.check()
+
+
+# -- in the end, what others have looked at is dropped ---------------------------------
+
+
+def test_a_run_is_invalidated_by_keyboard(view: PageOf) -> None:
+    page = view.sign_in()
+    details, dialog = page.locator("#details"), page.get_by_role("dialog")
+    body = {"tenant": "acme", "prompt": f"{RULES}Question 1: which parcel is it?"}
+    with view.server.admin() as admin:
+        [before] = admin.post("/cache/lookup", json=body).json()["prompts"]
+        assert before["hit_tokens"] > 40
+        rows(page).first.focus()
+        assert focused(page).startswith("acme, own, tokens 0 to")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        expect(details.get_by_role("button", name="Invalidate")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("will not be found any more")
+        page.keyboard.press("Enter")
+        expect(page.locator("#said")).to_contain_text(re.compile(r"Dropped \d+ blocks"))
+        assert focused(page).startswith("globex, own")
+        expect(acme_row(page)).to_have_count(0)
+        [after] = admin.post("/cache/lookup", json=body).json()["prompts"]
+        assert after["hit_tokens"] == 0
     view.check()

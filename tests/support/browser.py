@@ -1,4 +1,4 @@
-"""Browsers for tests: Debian's Chromium, driven by Playwright, listening to what it says."""
+"""Browsers for tests: Chromium, driven by Playwright, and what it says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PageOf:
         context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, **settings}  # type: ignore[arg-type]
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(10_000)
         self.page: Page = context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -65,7 +65,7 @@ class PageOf:
     def sign_in(self) -> Page:
         """Load it, sign in with the keyboard, and wait for the tree."""
         page = self.open()
-        page.get_by_label("Token").fill(self.server.token)
+        page.get_by_label("Token", exact=True).fill(self.server.token)
         page.keyboard.press("Enter")
         page.locator("#app").wait_for()
         page.get_by_role("tree").get_by_role("treeitem").first.wait_for()
