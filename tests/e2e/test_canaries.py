@@ -322,6 +322,7 @@ async def look_around(rig: Rig, client: Client) -> None:
     assert named.status == 401
     for path in (
         *("/cache/tree", "/cache/approvals", "/cache/stats", "/queue", "/metrics"),
+        *("/cache/runs", "/cache/figures"),
         *("/health", "/openapi.json", "/requests/q/timing"),
     ):
         await client.admin(path, method="GET")

@@ -386,7 +386,8 @@ def test_it_fits_and_can_be_read(
 
 #: Every text that is seen, with the contrast to what is behind it, as WCAG counts it.
 _CONTRASTS = """() => {
-  const canvas = document.createElement('canvas').getContext('2d');
+  const canvas = document.createElement('canvas')
+    .getContext('2d', {willReadFrequently: true});
   const rgb = (color) => {
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = color;

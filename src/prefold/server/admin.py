@@ -32,7 +32,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Security
 from fastapi.responses import Response
-from fastapi.routing import iter_route_contexts
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -134,9 +133,7 @@ def make_admin_app(
 
     guarded.include_router(runs_router(engine, readers, maker, timeout_s))
     guarded.include_router(pins_router(engine))
-    paths = {path for it in iter_route_contexts(guarded.routes) if (path := it.path)}
     facts = PageFacts(
-        paths=paths,
         tenants=[tenant.name for tenant in tenants],
         shows_text=config.allow_prompt_text,
     )

@@ -22,19 +22,28 @@ class PageFacts:
     """What does not change from one moment to the next.
 
     Attributes:
-        paths: Of the plane's routes.
         tenants: Their names.
     """
 
-    paths: Collection[str]
     tenants: Sequence[str]
     shows_text: bool
 
 
 async def read_figures(
-    engine: AsyncEngine, model: ServedModel, recent: RecentHits, facts: PageFacts
+    engine: AsyncEngine,
+    model: ServedModel,
+    recent: RecentHits,
+    facts: PageFacts,
+    paths: Collection[str],
 ) -> FiguresReply:
     """Return the figures of this moment.
+
+    Args:
+        engine: Whose.
+        model: The one that is served.
+        recent: Hits of the last minutes.
+        facts: What is the same at every moment.
+        paths: Of the plane's routes.
 
     Raises:
         EngineStoppedError: The engine cannot be asked.
@@ -81,7 +90,7 @@ async def read_figures(
         ],
         tenants=list(facts.tenants),
         shows_text=facts.shows_text,
-        views=[name for name, path in VIEWS.items() if path in facts.paths],
+        views=[name for name, path in VIEWS.items() if path in paths],
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -68,15 +68,14 @@ class PageFile:
 def load_page() -> Mapping[str, PageFile]:
     """Return the page's files by their paths on the server."""
     found: dict[str, PageFile] = {}
-    for each in files("prefold.server").joinpath("ui").iterdir():
-        suffix = each.name[each.name.rfind(".") :]
-        if suffix not in _TYPES:
+    for each in sorted(Path(__file__).with_name("ui").iterdir()):
+        if each.suffix not in _TYPES:
             continue
         content = each.read_bytes()
         path = PAGE_PATH if each.name == "index.html" else f"{PAGE_PATH}/{each.name}"
         found[path] = PageFile(
             content=content,
-            media_type=_TYPES[suffix],
+            media_type=_TYPES[each.suffix],
             etag=f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"',
         )
     return found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
+from fastapi.routing import iter_route_contexts
 
 from prefold.engine.async_engine import AsyncEngine
 from prefold.server import runs
@@ -42,9 +43,10 @@ def figures_router(
     router = APIRouter(responses=ERROR_RESPONSES)
 
     @router.get("/cache/figures")
-    async def figures() -> FiguresReply:
+    async def figures(http: Request) -> FiguresReply:
         """Return what the page shows of this moment."""
-        return await read_figures(engine, models.get(), recent, facts)
+        paths = {str(each.path) for each in iter_route_contexts(http.app.routes)}
+        return await read_figures(engine, models.get(), recent, facts, paths)
 
     return router
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from prefold.server import page
 from prefold.server.page import load_page
 from support.planes_rig import Rig, RigSettings, assert_error, client_of, open_rig
 
-UI = Path(str(files("prefold.server").joinpath("ui")))
+UI = Path(page.__file__).with_name("ui")
 MODULES = sorted(UI.glob("*.js"))
 
 

@@ -52,10 +52,22 @@ export function showWorth(found) {
   show(
     byId("worth"),
     el("p", { class: "verdict" }, found.verdict ?? ""),
-    facts("In all", found.total ? [found.total] : []),
+    found.total ? list(found.total) : null,
     facts("Tenants", found.tenants ?? []),
     facts("Best prefixes", found.best ?? []),
     facts("Worst prefixes", found.worst ?? []),
+  );
+}
+
+/** Return an object's fields that hold one value, with their names. */
+function list(item) {
+  const names = Object.keys(item).filter((name) => !isNested(item[name]));
+  return el(
+    "dl",
+    { class: "facts" },
+    names.map((name) =>
+      el("div", {}, el("dt", {}, words(name)), el("dd", {}, value(name, item[name]))),
+    ),
   );
 }
 
@@ -67,7 +79,7 @@ function facts(title, items) {
   const rows = items.map((item) => names.map((name) => value(name, item[name])));
   return el(
     "details",
-    { open: title === "In all" },
+    {},
     el("summary", {}, title),
     el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": title },
       table(title, columns, rows)),
