@@ -156,11 +156,12 @@ class Pins:
         lost: dict[Node, None] = {}
         for node in gone:
             audiences = self._trees.holding(node.readers).audiences
-            # From a dead node down all of it is lost; where an approval ended, only its
-            # own part.
-            path = path_to(node)
+            # An approved run that a pin of one domain's own lies below may have been lost
+            # before; it has not been lost again.
             lost |= dict.fromkeys(
-                it for it in path if it.is_unmarked or audiences.is_doomed(it)
+                it
+                for it in path_to(node)
+                if audiences.is_doomed(it) or (node.is_unmarked and it.is_unmarked)
             )
         for node in gone:
             self.unpin(node)

@@ -15,7 +15,7 @@ from prefold.cache import (
     Share,
 )
 from prefold.errors import CapacityError, InvalidInputError, InvariantError
-from prefold.identity.domain import PUBLIC, Domain
+from prefold.identity.domain import PUBLIC, AudienceKind, Domain
 from prefold.tree.retention import Retention
 from support.cache_driver import A, CacheDriver, numbered
 from support.fingerprints import make_fingerprint
@@ -236,6 +236,18 @@ def test_a_pin_below_an_approved_run_outlives_the_approval() -> None:
     assert num_pinned(driver) == 4
     # Through the withdrawn run, to what is its own.
     assert driver.hit([*PROMPT, 1]) == 4 * B
+    receipt = driver.cache.invalidate(
+        ByPrefix(
+            fingerprint=driver.fingerprint,
+            domain=A,
+            kind=AudienceKind.OWN,
+            tokens=as_tokens(PROMPT[: 3 * B]),
+        )
+    )
+    driver.check()
+    # The approved part was lost before, and is no loss now.
+    assert (receipt.num_blocks, receipt.num_leased_blocks) == (2, 0)
+    driver.fill(32)
 
 
 def test_part_of_a_block_cannot_be_pinned() -> None:
