@@ -42,7 +42,7 @@ DOMAINS = [Domain(f"team-{number}") for number in range(20)]
 WIDEST = Domain("widest")
 
 
-def main() -> int:
+def serve() -> int:
     """Serve until standard input ends."""
     directory, num_runs = Path(sys.argv[1]), int(sys.argv[2])
     os.environ.setdefault("PREFOLD_CACHE_DIR", str(directory / "cache"))
@@ -145,4 +145,4 @@ def _end_with_standard_input() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve())
