@@ -9,9 +9,19 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from support.server_process import ServerProcess
+
+#: For the slowest machine; nothing waits that long on purpose.
+PATIENCE_MS = 60_000
 
 #: What a headless one needs in a container, and what keeps it from asking the network.
 _FLAGS = [
@@ -28,6 +38,7 @@ def open_browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail("there is no chromium; run: make system")
         pytest.skip("there is no chromium; run: make system")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
@@ -49,7 +60,7 @@ class PageOf:
         context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, **settings}  # type: ignore[arg-type]
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         self.page: Page = context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
