@@ -259,8 +259,13 @@ def test_a_prompt_is_searched_for_and_the_reason_is_seen(view: PageOf) -> None:
     page.get_by_label("Whose request").select_option("acme")
     search(page, "prompt", f"{RULES}What else?")
     expect(rows(page).first).to_contain_text(re.compile(r"agrees in \d+ of \d+"))
+    body = {"tenant": "acme", "prompt": f"{RULES}What else?"}
+    with view.server.admin() as admin:
+        [known] = admin.post("/cache/lookup", json=body).json()["prompts"]
+    assert known["miss"] == "diverged"
     expect(page.locator("#found")).to_contain_text(
-        re.compile(r"A request of acme would hit \d+ of \d+ tokens: .*differs")
+        f"A request of acme would hit {known['hit_tokens']} of "
+        f"{known['prompt_tokens']} tokens: {known['explanation']}."
     )
     page.get_by_label("Whose request").select_option("globex")
     search(page, "prompt", f"{RULES}What else?")
