@@ -6,7 +6,7 @@ set -euo pipefail
 
 python="${PYTHON:-python3}"
 
-# A compiler for the kernels, if none is there.
+# A compiler for the kernels and a browser for the tests of the page, if none is there.
 packages=()
 
 say() { printf '==> %s\n' "$*"; }
@@ -25,6 +25,7 @@ main() {
   "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
 
   command -v "${CXX:-c++}" >/dev/null || packages+=(g++)
+  command -v chromium >/dev/null || packages+=(chromium)
 
   local missing=() package
   for package in ${packages[@]+"${packages[@]}"}; do

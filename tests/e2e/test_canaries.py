@@ -322,6 +322,7 @@ async def look_around(rig: Rig, client: Client) -> None:
     assert named.status == 401
     for path in (
         *("/cache/tree", "/cache/approvals", "/cache/stats", "/cache/whatif"),
+        *("/cache/runs", "/cache/figures"),
         *("/queue", "/metrics"),
         *("/health", "/openapi.json", "/requests/q/timing"),
     ):

@@ -16,6 +16,9 @@
 | ``reach``, ``invalidation`` | what a selector covers, and the call itself |
 | ``keys`` | block keys of live blocks |
 | ``listing`` | the cached runs as values |
+| ``pins`` | what no eviction takes |
+| ``browse``, ``browsed`` | the tree a few runs at a time, for people |
+| ``children``, ``prefix_ends`` | how pages and searches go through it |
 | ``accounting`` | counts for the outside |
 | ``holdings`` | what cached blocks took over time, by account and by prefix |
 | ``invariants`` | the check of all of it against all of it |
@@ -25,6 +28,16 @@ from prefold.cache.access import APPROVING, NO_CACHE, READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
 from prefold.cache.approved import ApprovedPrefixes
+from prefold.cache.browse import TreeBrowser
+from prefold.cache.browsed import (
+    BrowsedRun,
+    FoundRun,
+    PageCursor,
+    PathContent,
+    RunApproval,
+    RunPage,
+    SearchResult,
+)
 from prefold.cache.explain import MissKind, MissReason
 from prefold.cache.frontier import FrontierMatch
 from prefold.cache.lease import Fork, Lease
@@ -59,6 +72,7 @@ __all__ = [
     "ApprovalId",
     "ApprovalTerms",
     "ApprovedPrefixes",
+    "BrowsedRun",
     "ByAge",
     "ByApproved",
     "ByDomain",
@@ -70,6 +84,7 @@ __all__ = [
     "CostFit",
     "Everything",
     "Fork",
+    "FoundRun",
     "FrontierMatch",
     "Lease",
     "ListedRun",
@@ -77,13 +92,19 @@ __all__ = [
     "Lookup",
     "MissKind",
     "MissReason",
+    "PageCursor",
+    "PathContent",
     "PrefillCost",
     "PrefixCache",
     "Pressure",
     "QuotaSettings",
     "Receipt",
     "Retention",
+    "RunApproval",
+    "RunPage",
+    "SearchResult",
     "Selector",
     "Share",
+    "TreeBrowser",
     "selector_kind",
 ]

@@ -10,9 +10,6 @@ every node of its path, and is taken off them when it ends: a node that none is 
 stays where it is while somebody uses it or something hangs below, and is freed if not.
 What anybody may read is decided by the walk alone, from the marks.
 
-A pin is one path count more, held by the approval instead of a lease. So eviction, split
-and merge, which heed counts, need no further rule.
-
 Only a request that approves writes here. Where approved blocks were evicted, their
 readers compute them for themselves; approving again, which is allowed, brings them back.
 """
@@ -28,6 +25,7 @@ from prefold.blocks.table import TokenIds, check_tokens
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
 from prefold.cache.lease import Lease
 from prefold.cache.marking import cut_at, hang_tombstone, mark_path
+from prefold.cache.pins import Pins
 from prefold.cache.trees import Trees
 from prefold.errors import CapacityError, InvalidInputError, InvariantError, StateError
 from prefold.eviction.quota import Quotas
@@ -76,7 +74,7 @@ class ApprovedPrefixes:
     """The approvals that hold. Owned by the cache; one thread.
 
     Attributes:
-        num_pinned_blocks: Blocks that no eviction takes while their approvals hold.
+        pins: What no eviction takes, operators' pins included.
 
     Invariants:
         - a mark is on the nodes of its path, from the root on without a gap
@@ -91,18 +89,17 @@ class ApprovedPrefixes:
         "_by_label",
         "_clock",
         "_ends",
-        "_num_blocks",
         "_num_made",
         "_quotas",
         "_trees",
-        "num_pinned_blocks",
+        "pins",
     )
 
     def __init__(
         self, num_blocks: int, quotas: Quotas, trees: Trees, clock: Callable[[], float]
     ) -> None:
-        self._num_blocks = num_blocks
         self._quotas = quotas
+        self.pins = Pins(num_blocks, quotas, trees)
         self._trees = trees
         self._clock = clock
         self._num_made = 0
@@ -111,7 +108,6 @@ class ApprovedPrefixes:
         self._by_label: dict[tuple[PrefixTree, Domain, str], HeldApproval] = {}
         # When each ends by itself; those that ended otherwise are skipped.
         self._ends: list[tuple[float, int, HeldApproval]] = []
-        self.num_pinned_blocks = 0
 
     def approvals(self) -> tuple[Approval, ...]:
         """Return those that hold at this moment, oldest first."""
@@ -121,6 +117,9 @@ class ApprovedPrefixes:
 
     def labels(self) -> dict[Mark, str]:
         return {held.mark: held.approval.label for held in self._by_id.values()}
+
+    def by_mark(self) -> dict[Mark, Approval]:
+        return {held.mark: held.approval for held in self._by_id.values()}
 
     def held(self) -> list[HeldApproval]:
         return list(self._by_id.values())
@@ -213,7 +212,7 @@ class ApprovedPrefixes:
         end = cut_at(tree, lease.node, num_blocks)
         if (terms.pinned and same is None) or self._quotas.num_reserved:
             try:
-                self._check_room(end, num_kept, terms)
+                self.pins.check_room(end, num_kept, is_pinned=terms.pinned)
             except CapacityError:
                 tree.merge(end)
                 raise
@@ -223,9 +222,8 @@ class ApprovedPrefixes:
         held = self._make(tree, domain, tokens, terms)
         mark_path(tree, end, held.mark)
         if terms.pinned:
-            tree.pin(end)
+            self.pins.hold(end)
             held.pin = end
-            self._count_pinned()
         return held.approval
 
     def _make(
@@ -261,55 +259,16 @@ class ApprovedPrefixes:
 
     # -- pins ----------------------------------------------------------------------
 
-    def _check_room(self, end: Node, num_kept: int, terms: ApprovalTerms) -> None:
-        quotas, num_blocks = self._quotas, self._num_blocks
-        pinned = self._pinned_nodes()
-        if terms.pinned:
-            pinned |= set(path_to(end))
-        num_pinned = sum(node.num_blocks for node in pinned)
-        if terms.pinned and num_pinned > quotas.max_pinned:
-            raise CapacityError(
-                f"{num_pinned} of {num_blocks} blocks would be pinned, and at most "
-                f"{quotas.max_pinned} may (max_pinned, and what is reserved); withdraw a "
-                "pinned approval, approve without pinning, or raise cache_memory (or "
-                "cache_blocks)"
-            )
-        # What died counts as approved until it is swept.
-        for tree in self._trees.all():
-            tree.sweep(num_blocks)
-        # What somebody reserved may hang below what is approved, which then has to stay.
-        fixed = quotas.num_reserved
-        fixed += quotas.num_approved if fixed else num_pinned
-        if fixed > num_blocks - num_kept:
-            raise CapacityError(
-                f"{fixed} of {num_blocks} blocks would be pinned, or approved and "
-                f"reserved, and a request that is open needs up to {num_kept}; try again "
-                "when it has ended"
-            )
-
-    def _pinned_nodes(self) -> set[Node]:
-        return {
-            node
-            for held in self._by_id.values()
-            if held.pin is not None
-            for node in path_to(held.pin)
-        }
-
-    def _count_pinned(self) -> None:
-        self.num_pinned_blocks = sum(node.num_blocks for node in self._pinned_nodes())
-
-    def pins(self, tree: PrefixTree) -> list[Node]:
-        """Return the nodes that a pinned approval's path count ends at."""
-        its = (held.pin for held in self._by_id.values() if held.tree is tree)
-        return [pin for pin in its if pin is not None]
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that no eviction takes, for an approval's sake or an operator's."""
+        return self.pins.num_blocks
 
     def unpin(self, gone: Collection[HeldApproval]) -> None:
         """Take the pins of approvals that are about to end."""
+        self.pins.let_go([held.pin for held in gone if held.pin is not None])
         for held in gone:
-            if held.pin is not None:
-                held.tree.unpin(held.pin)
-                held.pin = None
-        self._count_pinned()
+            held.pin = None
 
     # -- the end -------------------------------------------------------------------
 
@@ -325,6 +284,7 @@ class ApprovedPrefixes:
             expires_at, _, held = heapq.heappop(self._ends)
             if not held.mark.is_withdrawn:
                 self.end([held], LossCause.LAPSED, at=expires_at)
+                self.pins.end_orphans()
 
     def end(
         self,
@@ -393,5 +353,4 @@ class ApprovedPrefixes:
                 raise InvariantError("more is marked than was approved")
             if each.mark.is_withdrawn or (each.pin is not None) != each.approval.pinned:
                 raise InvariantError("an approval that ended is kept, or a pin was lost")
-        if self.num_pinned_blocks != sum(node.num_blocks for node in self._pinned_nodes()):
-            raise InvariantError("the count of pinned blocks is wrong")
+        self.pins.check_invariants()

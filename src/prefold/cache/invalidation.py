@@ -3,6 +3,7 @@
 ::
 
     pins of covered approvals -> the tree's epochs and subtrees -> their marks -> leases
+                                                                            -> other pins
 
 Requests admitted before finish on the blocks they hold and publish nothing that anybody
 could find.
@@ -17,6 +18,7 @@ from prefold.cache.frontier import Frontiers
 from prefold.cache.lease import Lease
 from prefold.cache.paths import LeasePaths
 from prefold.cache.reach import reach_of
+from prefold.cache.room import Room
 from prefold.cache.selector import ByApproved, Receipt, Selector, selector_kind
 from prefold.cache.trees import Trees
 from prefold.tree.loss import LossCause
@@ -25,7 +27,15 @@ from prefold.tree.loss import LossCause
 class Invalidation:
     """Carries selectors out. Owned by the cache."""
 
-    __slots__ = ("_approved", "_clock", "_frontiers", "_num_done", "_paths", "_trees")
+    __slots__ = (
+        "_approved",
+        "_clock",
+        "_frontiers",
+        "_num_done",
+        "_paths",
+        "_room",
+        "_trees",
+    )
 
     def __init__(
         self,
@@ -33,12 +43,14 @@ class Invalidation:
         approved: ApprovedPrefixes,
         paths: LeasePaths,
         frontiers: Frontiers,
+        room: Room,
         clock: Callable[[], float],
     ) -> None:
         self._trees = trees
         self._approved = approved
         self._paths = paths
         self._frontiers = frontiers
+        self._room = room
         self._clock = clock
         self._num_done = 0
 
@@ -65,9 +77,11 @@ class Invalidation:
                 self._paths.throw_away(lease)
                 lease.is_doomed = True
                 self._frontiers.remove(lease)
+        num_let_go = approved.pins.end_orphans()
+        self._room.settle()
         return Receipt(
             num_blocks=sum(each.num_blocks for each in lost),
-            num_leased_blocks=sum(each.num_leased for each in lost),
+            num_leased_blocks=sum(each.num_leased for each in lost) - num_let_go,
             is_upper_bound=any(each.is_upper_bound for each in lost),
             num_approvals=len(gone),
             num_invalidations=self._num_done,

@@ -7,7 +7,7 @@
 - the published part of a lease's table is its path through the tree
 - the eviction queue holds exactly the idle leaves
 - every frontier is where its lease ends
-- marks and pins are those of the approvals that hold
+- marks are those of the approvals that hold; pins are theirs and the operators'
 - accounts count the idle blocks of their domains, and none is above its maximum
 """
 
@@ -42,7 +42,7 @@ def check_cache(
     pool.check_invariants()
     nodes: list[Node] = []
     for tree in trees:
-        nodes += check_tree(tree, [*_pins(tree, leases), *approved.pins(tree)])
+        nodes += check_tree(tree, [*_pins(tree, leases), *approved.pins.ends(tree)])
         room.enter_leaves(tree)
     for lease in leases:
         _check_lease(lease)

@@ -27,6 +27,7 @@ from prefold.cache.access import READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot, take_snapshot
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
 from prefold.cache.approved import ApprovedPrefixes
+from prefold.cache.browse import TreeBrowser
 from prefold.cache.frontier import Frontiers
 from prefold.cache.invalidation import Invalidation
 from prefold.cache.invariants import check_cache
@@ -58,6 +59,7 @@ class PrefixCache:
         room: How many blocks a domain can have.
         keys: Block keys, and the blocks behind them.
         cost: What prefill takes here; told by whoever carries steps out.
+        browser: Shows the trees a few runs at a time.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class PrefixCache:
         """Make an empty cache.
 
         Args:
-            num_blocks: Blocks of the pool, shared by active requests and cached KV.
+            num_blocks: Blocks of the pool, for active requests and cached KV.
             clock: Seconds, never decreasing; only differences are used.
             block_size: Token positions in a block.
             policy: Name of the eviction policy; see ``prefold.eviction.registry``.
@@ -99,8 +101,9 @@ class PrefixCache:
         self.keys = KeyIndex(master_secret or MasterSecret.generate(), self._trees)
         self._leases: set[Lease] = set()
         self.approved = ApprovedPrefixes(num_blocks, self._quotas, self._trees, clock)
+        self.browser = TreeBrowser(self._trees, self.approved, self.room, clock)
         self._invalidation = Invalidation(
-            self._trees, self.approved, self._paths, self._frontiers, clock
+            self._trees, self.approved, self._paths, self._frontiers, self.room, clock
         )
 
     # -- a sequence's calls --------------------------------------------------------
@@ -117,11 +120,10 @@ class PrefixCache:
     ) -> Lease:
         """Pin the longest cached prefix of ``tokens`` that ``domain`` may read.
 
-        Never matches the last token: one must be computed, to have logits; nor more
-        than ``limit``, for who needs the logits of more than that. The match
-        ends at a whole block; where the next block agrees in four tokens or more, the
-        lease has a pending copy of them. O(nodes of the path), and one comparison of
-        arrays as long as the match.
+        Never matches the last token: one must be computed, to have logits; nor more than
+        ``limit``, for who needs the logits of more than that. The match ends at a whole
+        block; where the next block agrees in four tokens or more, the lease has a pending
+        copy of them. O(nodes of the path), and one comparison of arrays of that length.
 
         Raises:
             InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or
@@ -362,10 +364,9 @@ class PrefixCache:
     def invalidate(self, selector: Selector) -> Receipt:
         """Make everything the selector covers unfindable, at once.
 
-        Requests admitted before finish on the blocks they hold and publish nothing
-        that anybody could find. Approvals and pins of what is covered end. Blocks come
-        free as they are needed. O(audiences, approvals and running leases), not blocks;
-        by prefix, O(nodes that begin with it).
+        Requests admitted before finish on the blocks they hold, and leave nothing to find.
+        Approvals and pins of what is covered end. Blocks come free as they are needed.
+        O(audiences, approvals, leases), not blocks; by prefix, O(nodes that begin so).
 
         Raises:
             InvalidInputError: A prefix is shorter than a block; nothing was changed.

@@ -241,7 +241,8 @@ def _of_prefix(selector: ByPrefix, trees: Trees, grave: Grave) -> Reach:
     domain = selector.domain
 
     def is_its(audience: Audience) -> bool:
-        return domain is None or audience.domain == domain
+        is_meant = selector.kind is None or audience.kind is selector.kind
+        return is_meant and (domain is None or audience.domain == domain)
 
     return Reach(
         trees=its,

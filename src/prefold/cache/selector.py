@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from prefold.blocks.table import TokenIds
 from prefold.cache.approval import ApprovalId, is_seconds
 from prefold.errors import InvalidInputError
-from prefold.identity.domain import Domain
+from prefold.identity.domain import AudienceKind, Domain
 from prefold.identity.fingerprint import Fingerprint
 
 #: What ``ByField`` can name.
@@ -86,10 +86,12 @@ class ByPrefix:
     Attributes:
         domain: Whose: what it wrote for itself, and what is approved for it. None for
             everybody's.
+        kind: Of these, what is meant; None for both.
     """
 
     fingerprint: Fingerprint
     domain: Domain | None
+    kind: AudienceKind | None = None
     tokens: TokenIds = field(repr=False)
 
 

@@ -111,7 +111,7 @@ def worth(
 ) -> int:
     """Say what caching saves and holds since the start, and whether it pays."""
     place = AdminPlace(url=url, token_file=token_file, config=config)
-    return _run(AdminOptions(action=AdminAction.WORTH, place=place, as_json=as_json))
+    return run(AdminOptions(action=AdminAction.WORTH, place=place, as_json=as_json))
 
 
 @cache_app.command()
@@ -144,7 +144,7 @@ def whatif(
 ) -> int:
     """Say what half, twice and four times the cache would hit and save."""
     place = AdminPlace(url=url, token_file=token_file, config=config)
-    return _run(AdminOptions(action=AdminAction.WHATIF, place=place, as_json=as_json))
+    return run(AdminOptions(action=AdminAction.WHATIF, place=place, as_json=as_json))
 
 
 @cache_app.command()

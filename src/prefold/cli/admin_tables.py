@@ -64,31 +64,35 @@ _MISS_COLUMNS = ("at", "request", "tenant", "prompt_tokens", "hit_tokens", "why"
 
 def show(action: AdminAction, document: _Document) -> None:
     """Print what the admin plane answered."""
-    if action in _LISTS:
-        name, columns = _LISTS[action]
-        table = _columns(_rows(document, name), columns)
-    elif action is AdminAction.STATS:
-        table = _pairs(_flat(document))
-    elif action is AdminAction.WORTH:
+    if action is AdminAction.WORTH:
         _show_worth(document)
         return
-    elif action is AdminAction.TREE:
-        table = _tree(_rows(document, "runs"))
-    elif action is AdminAction.APPROVE:
-        table = _columns([document], _APPROVAL)
-    elif action is AdminAction.MISSES:
-        table = _columns(miss_rows(document), _MISS_COLUMNS)
-    elif action is AdminAction.EXPLAIN:
-        table = _lines(explanation_lines(document))
-    else:
-        table = _pairs(document)
-    _print(table)
+    _print(_table(action, document))
     if action is AdminAction.STATS and (shares := _rows(document, "shares")):
         _print(_columns(shares, _SHARE))
     if action is AdminAction.WHATIF:
         _print(Text(_whatif_notes(document)))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
+
+
+def _table(action: AdminAction, document: _Document) -> Table:
+    if action in _LISTS:
+        name, columns = _LISTS[action]
+        return _columns(_rows(document, name), columns)
+    match action:
+        case AdminAction.STATS:
+            return _pairs(_flat(document))
+        case AdminAction.TREE:
+            return _tree(_rows(document, "runs"))
+        case AdminAction.APPROVE:
+            return _columns([document], _APPROVAL)
+        case AdminAction.MISSES:
+            return _columns(miss_rows(document), _MISS_COLUMNS)
+        case AdminAction.EXPLAIN:
+            return _lines(explanation_lines(document))
+        case _:
+            return _pairs(document)
 
 
 def _lines(lines: Iterable[str]) -> Table:

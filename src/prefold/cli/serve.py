@@ -60,6 +60,7 @@ def lines_of(what: Announcement) -> list[str]:
         f"Serving {what.model}.",
         f"  clients    {what.public_url}/v1",
         f"  operators  {what.admin_url}, token in {what.token_file}",
+        f"  page       {what.admin_url}/ui",
         f"  cache      {cache}. {what.exactness}",
         f"  tenants    {tenants}",
         "Ctrl-C ends the server.",

@@ -27,6 +27,7 @@ from prefold.engine.model_settings import ModelArguments, ModelSettings
 from prefold.engine.observer import EngineObserver, NoObserver
 from prefold.engine.outbox import NewToken
 from prefold.engine.parts import EngineParts
+from prefold.engine.pinning import Pinner
 from prefold.engine.prepared_model import (
     DEFAULT_DEADLINE_S,
     PreparedModel,
@@ -86,6 +87,7 @@ class Engine:
             self._scheduler, self._stepper, config.limits, self._take_over
         )
         self.revoker = Revoker(self._stepper, parts.cache)
+        self.pinner = Pinner(self._stepper, parts.cache)
         self._replies = self._stepper.replies
         self._outbox = self._stepper.outbox
         self._joint_run = JointRun(self._stepper, self.step, self.abort)

@@ -182,16 +182,19 @@ class Stepper:
         terms = sequence.options.approval
         if terms is None or reason is not FinishReason.LENGTH:
             return None
-        cache = self.parts.cache
         # A pin must leave every open request what it was promised at its submission.
-        others = (it.sequence for it in self.replies.values() if it is not reply)
-        num_kept = max((other.max_num_tokens for other in others), default=0)
-        return cache.approve(
+        return self.parts.cache.approve(
             sequence.held_lease,
             sequence.num_prompt_tokens,
             terms,
-            num_kept=num_blocks_for(num_kept, cache.block_size),
+            num_kept=self.num_promised_blocks(besides=reply),
         )
+
+    def num_promised_blocks(self, besides: Reply | None = None) -> int:
+        """Return how many blocks the largest open request needs, besides one."""
+        others = (it.sequence for it in self.replies.values() if it is not besides)
+        num_tokens = max((other.max_num_tokens for other in others), default=0)
+        return num_blocks_for(num_tokens, self.parts.cache.block_size)
 
     def _reply(self, advance: Advance) -> Reply:
         return self.replies[advance.sequence.request_id]

@@ -116,6 +116,7 @@ class Quotas:
     Attributes:
         num_reserved: Blocks of all reservations.
         max_pinned: Blocks that may be pinned.
+        num_pinned_own: Blocks that are pinned and not approved; set by who pins.
 
     Invariants:
         - accounts count the idle blocks of their audiences' nodes
@@ -128,6 +129,7 @@ class Quotas:
         "_limited",
         "_others",
         "max_pinned",
+        "num_pinned_own",
         "num_reserved",
     )
 
@@ -148,6 +150,7 @@ class Quotas:
         self._limited = [it for it in self._by_domain.values() if it.max_idle < num_blocks]
         self.num_reserved = sum(it.num_reserved for it in self._by_domain.values())
         fixed = math.floor(MAX_FIXED * num_blocks) - self.num_reserved
+        self.num_pinned_own = 0
         self.max_pinned = min(math.floor(settings.max_pinned * num_blocks), fixed)
 
     def accounts(self) -> list[Account]:
@@ -203,7 +206,8 @@ class Quotas:
             num_pinned: Blocks that are pinned.
         """
         others = self.num_reserved - self.of_domain(domain).num_reserved
-        return others + self.num_approved if others else num_pinned
+        fixed = self.num_approved + self.num_pinned_own
+        return others + fixed if others else num_pinned
 
     @property
     def num_approved(self) -> int:

@@ -17,9 +17,11 @@ Roughly from the outside in:
 | ``chat_template``, ``prompt_encoder``, ``sampling`` | fields made into requests |
 | ``calls``, ``streaming``, ``off_loop`` | one call to the engine |
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
+| ``page``, ``ui/`` | the page's own files |
+| ``runs*``, ``figures`` | what it shows of the tree and of this moment |
 | ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
 | ``what_if*`` | what other cache sizes would do |
-| ``hits``, ``timings``, ``observer`` | where they come from |
+| ``hits``, ``timings``, ``recent``, ``observer`` | where they come from |
 | ``worth``, ``worth_*`` | what caching saves and holds, and whether it pays |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |

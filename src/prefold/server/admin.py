@@ -5,9 +5,15 @@
 | ``GET /health/live``, ``/health/ready`` | for whoever restarts and balances; no token |
 | ``GET /health`` | the same in a word |
 | ``GET /metrics`` | for Prometheus |
+| ``GET /ui``, ``/ui/*`` | the page, which holds no data; no token |
 | ``GET /cache/stats``, ``/cache/tree``, ``/queue`` | figures of this moment |
 | ``GET /cache/whatif`` | what other cache sizes would hit and save |
 | ``GET /cache/worth`` | what caching saves and holds, and whether it pays |
+| ``GET /cache/figures`` | those that the page shows |
+| ``GET /cache/runs``, ``/cache/runs/{id}`` | the cached runs, a few at a time |
+| ``POST /cache/search`` | those of a domain, or that a prompt leads to |
+| ``POST /cache/runs/{id}/invalidate``, ``/approve`` | what to do to one |
+| ``POST /cache/pin``, ``/unpin`` | what no eviction takes |
 | ``POST /cache/lookup`` | what a prompt would hit |
 | ``POST /cache/warm`` | computes a prompt ahead of its requests |
 | ``POST /cache/approve``, ``/withdraw``, ``GET /cache/approvals`` | shared prefixes |
@@ -58,15 +64,19 @@ from prefold.server.credentials import AdminToken, AuthenticationError
 from prefold.server.errors import HttpError
 from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
+from prefold.server.figures import PageFacts
 from prefold.server.json_shape import JsonLimits
 from prefold.server.metrics import CONTENT_TYPE, Metrics
 from prefold.server.miss_operations import Explainer
 from prefold.server.miss_routes import misses_router
 from prefold.server.model_admin import model_router
 from prefold.server.observer import Plane
+from prefold.server.page import load_page, page_router
 from prefold.server.permits import Permits
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
+from prefold.server.runs import TextMaker
+from prefold.server.runs_routes import figures_router, pins_router, runs_router
 from prefold.server.served_model import CurrentModel, PerModel, ServedModel
 from prefold.server.sharing_routes import approvals_router, invalidation_router
 from prefold.server.snapshot import EngineSnapshot, take_snapshot
@@ -74,7 +84,7 @@ from prefold.server.what_if_routes import what_if_router
 from prefold.server.worth_routes import worth_router
 
 #: Asked by programs that have no token, and telling nothing but alive and ready.
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+HEALTH_PATHS = frozenset({"/health/live", "/health/ready"})
 
 
 def make_admin_app(
@@ -90,12 +100,13 @@ def make_admin_app(
     Args:
         engine: What it looks at and acts on.
         model: The model behind it, to begin with.
-        token: What every request but those of ``OPEN_PATHS`` must bring.
+        token: What every request must bring, but for health and the page's own files.
         metrics: What ``/metrics`` shows, and where this plane's answers are counted.
         config: Limits of bodies and of time, and whether text of prompts may be shown.
         permits: Of the public plane; what a revocation ends.
     """
     tenants = permits.authenticator.tenants
+    page = load_page()
     app = FastAPI(
         title="Prefold, admin plane",
         docs_url=None,
@@ -103,7 +114,7 @@ def make_admin_app(
         redirect_slashes=False,
         middleware=[
             Middleware(ExchangeLayer, plane=Plane.ADMIN, observer=metrics),
-            Middleware(AdminGate, token=token),
+            Middleware(AdminGate, token=token, open_paths=HEALTH_PATHS | page.keys()),
             Middleware(
                 BodyReader,
                 max_body_bytes=config.max_body_bytes,
@@ -113,6 +124,7 @@ def make_admin_app(
     )
     install_fault_handlers(app)
     app.include_router(_open_router(engine))
+    app.include_router(page_router(page))
     # For the document only: it is the gate that asks for the token.
     guarded = APIRouter(dependencies=[Security(HTTPBearer(auto_error=False))])
     models = CurrentModel(engine, model)
@@ -134,6 +146,17 @@ def make_admin_app(
     )
     guarded.include_router(model_router(engine, models))
     guarded.include_router(worth_router(engine, metrics.worth, tenant_by_domain(tenants)))
+
+    def maker() -> TextMaker:
+        return TextMaker(model=models.get() if config.allow_prompt_text else None)
+
+    guarded.include_router(runs_router(engine, readers, maker, timeout_s))
+    guarded.include_router(pins_router(engine))
+    facts = PageFacts(
+        tenants=[tenant.name for tenant in tenants],
+        shows_text=config.allow_prompt_text,
+    )
+    guarded.include_router(figures_router(engine, models, metrics.recent, facts))
     app.include_router(guarded)
     return app
 
@@ -144,16 +167,20 @@ class AdminGate:
     Args:
         app: What is behind it.
         token: The one that opens it.
+        open_paths: Paths that need none.
     """
 
-    __slots__ = ("_app", "_token")
+    __slots__ = ("_app", "_open_paths", "_token")
 
-    def __init__(self, app: ASGIApp, *, token: AdminToken) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: AdminToken, open_paths: frozenset[str]
+    ) -> None:
         self._app = app
         self._token = token
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             values = Headers(scope=scope).getlist("authorization")
             if len(values) > 1:
                 raise AuthenticationError(

@@ -25,6 +25,7 @@ from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
 from prefold.server.journal import Journal
 from prefold.server.observer import AskedPrompt, ExchangeId, Plane
+from prefold.server.recent import RecentHits
 from prefold.server.snapshot import EngineSnapshot
 from prefold.server.timings import RecentTimings
 from prefold.server.what_if import LiveWhatIf
@@ -53,6 +54,7 @@ class Metrics:
         what_if: What other cache sizes would do; used on the engine's thread only. None
             where nobody wants to know.
         worth: What requests came to; used on the engine's thread only.
+        recent: Hits of the last minutes; on the event loop too.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Metrics:
         self.timings = RecentTimings()
         self.journal = Journal()
         self.worth = WorthMeter(self._tenants)
+        self.recent = RecentHits()
 
     # -- the engine ----------------------------------------------------------------
 
@@ -153,6 +156,7 @@ class Metrics:
         """Remember the figures of a choice that ended."""
         self.timings.note(request, output)
         self.journal.note_output(request, output, prompt=prompt)
+        self.recent.note(output)
 
     # -- a scrape ------------------------------------------------------------------
 

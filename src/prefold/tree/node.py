@@ -135,6 +135,8 @@ class Node:
     """
 
     __slots__ = (
+        # For whoever looks at it and must not keep it.
+        "__weakref__",
         "_block_ids",
         "_tokens",
         "children",

@@ -170,7 +170,8 @@ def test_what_is_said_names_the_token_file_and_no_token(tmp_path: Path) -> None:
         num_tenants=0,
     )
     text = "\n".join(lines_of(what))
-    for part in ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8001", "m", "1,024 tokens"):
+    public, page = "http://127.0.0.1:8000/v1", "http://127.0.0.1:8001/ui"
+    for part in (public, page, "m", "1,024 tokens"):
         assert part in text
     assert str(tmp_path / "admin_token") in text
     assert str(tmp_path / "keys.json") not in text

@@ -24,6 +24,14 @@ from support.planes_rig import (
 )
 from support.sessions import BLOCK_SIZE
 
+#: The page's files.
+PAGE_PATHS = [
+    "/ui",
+    *(f"/ui/{name}.js" for name in ("api", "app", "details", "dialogs", "dom", "explorer")),
+    *(f"/ui/{name}.js" for name in ("figures", "format", "panels", "plots", "tree")),
+    *("/ui/icon.svg", "/ui/style.css"),
+]
+
 #: Every route, and whether it asks for the token. A new one has to be entered here.
 ROUTES = {
     ("GET", "/health/live"): False,
@@ -34,6 +42,14 @@ ROUTES = {
     ("GET", "/cache/tree"): True,
     ("GET", "/cache/whatif"): True,
     ("GET", "/cache/worth"): True,
+    ("GET", "/cache/figures"): True,
+    ("GET", "/cache/runs"): True,
+    ("GET", "/cache/runs/{id}"): True,
+    ("POST", "/cache/runs/{id}/invalidate"): True,
+    ("POST", "/cache/runs/{id}/approve"): True,
+    ("POST", "/cache/search"): True,
+    ("POST", "/cache/pin"): True,
+    ("POST", "/cache/unpin"): True,
     ("GET", "/queue"): True,
     ("GET", "/requests/{request_id}/timing"): True,
     ("GET", "/cache/misses"): True,
@@ -50,6 +66,8 @@ ROUTES = {
     ("POST", "/model/reload-template"): True,
     ("GET", "/openapi.json"): True,
     ("HEAD", "/openapi.json"): True,
+    # The page's own files: the same for everybody.
+    **{(method, path): False for path in PAGE_PATHS for method in ("GET", "HEAD")},
 }
 
 #: Routes that this plane has and the other must not, and the reverse.
@@ -94,7 +112,11 @@ def routes_of(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def url_of(path: str) -> str:
-    return path.replace("{request_id}", "abc").replace("{path:path}", "nobody")
+    return (
+        path.replace("{id}", "0-1")
+        .replace("{request_id}", "abc")
+        .replace("{path:path}", "nobody")
+    )
 
 
 # -- who comes in ----------------------------------------------------------------------
