@@ -52,6 +52,7 @@ template <typename Any> Element element_of(const Any& array, const char* name) {
 }
 
 template <typename Any> void require_no_gaps(const Any& array, const char* name) {
+  if (array.size() == 0) return;
   int64_t expected = 1;
   for (size_t i = array.ndim(); i-- > 0;) {
     require(array.shape(i) <= 1 || array.stride(i) == expected, name,

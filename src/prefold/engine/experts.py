@@ -21,6 +21,9 @@ EXPERTS_NAME = "prefold"
 #: The name in the numerics of what is done without packed experts.
 IMPLEMENTATION = "batched_mm"
 
+#: What transformers calls how experts use their gate; all whose experts it runs have it.
+GATE = "_apply_gate"
+
 #: Where a module keeps its packed experts, if it has any.
 PACKED = "prefold_experts"
 

@@ -9,12 +9,12 @@ who else chose the expert, since the packed layer's do not::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from prefold.engine.experts import PACKED
+from prefold.engine.experts import GATE, PACKED
 from prefold.engine.linear import has_hooks
 from prefold.engine.panels import PanelMaker, obstacle_in
 from prefold.engine.thread_share import even_length
@@ -97,14 +97,24 @@ class PackedExperts:
         return total.to(hidden_states.dtype)
 
 
-def pack_experts(model: nn.Module, maker: PanelMaker) -> int:
-    """Pack the stacked experts of a model, in place; return how many modules have them."""
-    found = [module for module in model.modules() if _is_packable(module)]
-    for module in found:
-        up = _pack_stack(module, _up_name(module), maker)
-        down = _pack_stack(module, "down_proj", maker)
-        setattr(module, PACKED, PackedExperts(up, down))
-    return len(found)
+def pack_experts(model: nn.Module, maker: PanelMaker) -> Mapping[str, str]:
+    """Pack the stacked experts of a model, in place.
+
+    Returns:
+        The modules whose experts are left as they are, and why.
+    """
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, GATE):
+            continue
+        obstacle = _obstacle_of(module)
+        if obstacle is None:
+            up = _pack_stack(module, _up_name(module), maker)
+            down = _pack_stack(module, "down_proj", maker)
+            setattr(module, PACKED, PackedExperts(up, down))
+        else:
+            left[name] = obstacle
+    return left
 
 
 def _pack_stack(module: nn.Module, name: str, maker: PanelMaker) -> ExpertStack:
@@ -122,24 +132,31 @@ def _up_name(module: nn.Module) -> str:
     return "gate_up_proj" if module.has_gate else "up_proj"
 
 
-def _is_packable(module: nn.Module) -> bool:
-    if not hasattr(module, "_apply_gate") or has_hooks(module):
-        return False
+def _obstacle_of(module: nn.Module) -> str | None:
+    """Say why a module's experts cannot be packed, or return None."""
+    if has_hooks(module):
+        return "it has hooks"
+    if vars(module).get("_is_expert_parallel"):
+        return "it has a part of the experts only"
     own = dict(module.named_parameters(recurse=False))
-    stacks = [own.get(_up_name(module)), own.get("down_proj")]
-    return not module._is_expert_parallel and all(
-        weight is not None and weight.ndim == 3 and obstacle_in(weight) is None
-        for weight in stacks
-    )
+    for name in (_up_name(module), "down_proj"):
+        weight = own.get(name)
+        if weight is None or weight.ndim != 3:
+            return f"its {name} is no stack of weights"
+        obstacle = obstacle_in(weight)
+        if obstacle is not None:
+            return obstacle
+    return None
 
 
 def _activate(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """Return ``[rows, inputs of the second projection]``, without gaps."""
+    gate: Callable[[torch.Tensor], torch.Tensor] = getattr(module, GATE)
     activated: torch.Tensor
     if not module.has_gate:
         activated = module.act_fn(rows)
-    elif type(module)._apply_gate.__module__ == _PLAIN_GATES:
-        activated = module._apply_gate(rows)
+    elif getattr(type(module), GATE).__module__ == _PLAIN_GATES:
+        activated = gate(rows)
     else:
         # It may be made of torch's functions, so nothing may be left over at the end of
         # a thread's share.
@@ -149,5 +166,5 @@ def _activate(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
             num_rows += 1
         padded = rows.new_zeros(num_rows, rows.shape[1])
         padded[: len(rows)] = rows
-        activated = module._apply_gate(padded)[: len(rows)]
+        activated = gate(padded)[: len(rows)]
     return activated.contiguous()

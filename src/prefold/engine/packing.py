@@ -2,13 +2,11 @@
 
 The weights of one layer after the other are packed and given up, so a model needs hardly
 more memory meanwhile. An embedding that shares its weights with a head stays and looks
-its rows up in the head's panels. What cannot be packed is left as it is and named in one line of the
-log; whether rows keep their bits is then the row probe's to say.
+its rows up in the head's panels. What cannot be packed is left as it is.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,11 +18,6 @@ from prefold.engine.linear import has_hooks
 from prefold.engine.packed_linear import PackedLinear
 from prefold.engine.panel_weight import show_panels
 from prefold.engine.panels import PanelMaker, obstacle_in
-
-_LOG = logging.getLogger(__name__)
-
-#: Layers that the line of the log names.
-_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +62,6 @@ def pack_linears(model: nn.Module, maker: PanelMaker) -> Mapping[str, str]:
             left[place.full_name] = (
                 _obstacle_of(child) or "another module needs its weights as they are"
             )
-    _report(left)
     return left
 
 
@@ -124,12 +116,3 @@ def _pack(
     for name in [name for name, _ in module.named_parameters(recurse=False)]:
         module.register_parameter(name, None)
     return PackedLinear(maker, own, outputs, bias).train(mode=module.training)
-
-
-def _report(left: Mapping[str, str]) -> None:
-    if not left:
-        return
-    named = [f"{name} ({why})" for name, why in list(left.items())[:_MOST_NAMES]]
-    if len(left) > len(named):
-        named.append(f"{len(left) - len(named)} more")
-    _LOG.warning("linear layers that are left as they are: %s", ", ".join(named))

@@ -7,6 +7,7 @@ router, which multiplies, weighs and chooses; an embedding whose weights a head 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,17 +26,19 @@ class PanelWeight(torch.Tensor):
 
     Attributes:
         layer: Without a bias.
+        shown: A plain tensor of the same type and shape, all of one number.
     """
 
     layer: PackedLinear
+    shown: torch.Tensor
 
     @classmethod
     def of(cls, layer: PackedLinear) -> PanelWeight:
         """Return the weights of a layer."""
-        # One number that all places show: only its type and shape are ever asked for.
         shown = layer.panels.new_zeros(()).expand(layer.out_features, layer.in_features)
         weight = shown.as_subclass(cls)
         weight.layer = layer
+        weight.shown = shown
         return weight
 
     @classmethod
@@ -52,15 +55,14 @@ class PanelWeight(torch.Tensor):
             return _multiply(*args, **keywords)  # type: ignore[arg-type]
         if func is nn.functional.embedding:
             return _look_up(*args, **keywords)  # type: ignore[arg-type]
-        with torch._C.DisableTorchFunctionSubclass():
-            if getattr(func, "__name__", "") == "__get__":
-                found = func(*args, **keywords)
-                if not isinstance(found, torch.Tensor):
-                    return found
-            return func(
-                *(_unpacked(each) for each in args),
-                **{name: _unpacked(each) for name, each in keywords.items()},
-            )
+        if getattr(func, "__name__", "") == "__get__":
+            found = func(*(_shown(each) for each in args))
+            if not isinstance(found, torch.Tensor):
+                return found
+        return func(
+            *(_unpacked(each) for each in args),
+            **{name: _unpacked(each) for name, each in keywords.items()},
+        )
 
 
 def pack_routers(model: nn.Module, maker: PanelMaker) -> int:
@@ -92,7 +94,13 @@ def _is_router(module: nn.Module) -> bool:
     )
 
 
-def _unpacked(argument: object) -> object:
+def _shown(argument: Any) -> Any:
+    return argument.shown if isinstance(argument, PanelWeight) else argument
+
+
+def _unpacked(argument: Any) -> Any:
+    if type(argument) in (list, tuple):
+        return type(argument)(_unpacked(each) for each in argument)
     return argument.layer.weight if isinstance(argument, PanelWeight) else argument
 
 
@@ -102,8 +110,7 @@ def _multiply(
     if isinstance(weight, PanelWeight) and states.dtype in PACKABLE_DTYPES:
         result: torch.Tensor = weight.layer(states)
         return result if bias is None else result + bias
-    with torch._C.DisableTorchFunctionSubclass():
-        return nn.functional.linear(*map(_unpacked, (states, weight, bias)))
+    return nn.functional.linear(*map(_unpacked, (states, weight, bias)))
 
 
 def _look_up(ids: torch.Tensor, weight: PanelWeight, **_training: object) -> torch.Tensor:

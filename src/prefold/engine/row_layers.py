@@ -2,9 +2,14 @@
 
 On the CPU, activations and linear layers are replaced by the compiled ones where they were
 built, and otherwise by torch's in a form that is the same for every row of a padded batch.
+What cannot be replaced is left as it is and named in one line of the log; whether rows
+keep their bits is then the row probe's to say.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -27,6 +32,12 @@ if HAS_KERNELS:
     from prefold.engine.panel_weight import pack_routers
 
 
+_LOG = logging.getLogger(__name__)
+
+#: Layers that the line of the log names.
+_MOST_NAMES = 8
+
+
 def replace_layers(model: PreTrainedModel) -> None:
     """Replace a model's activations and linear layers, in place.
 
@@ -39,9 +50,9 @@ def replace_layers(model: PreTrainedModel) -> None:
     replace_activations(model, is_native=is_packed)
     if is_packed:
         maker = PanelMaker()
-        pack_experts(model, maker)
+        left = pack_experts(model, maker)
         pack_routers(model, maker)
-        pack_linears(model, maker)
+        _report({**left, **pack_linears(model, maker)})
     else:
         replace_linears(model)
 
@@ -57,7 +68,7 @@ def describe_linear(model: nn.Module) -> str:
 
 def describe_experts(model: nn.Module) -> str:
     """Return the name in the numerics of how a model runs its experts."""
-    modules = [m for m in model.modules() if hasattr(m, "_apply_gate")]
+    modules = [m for m in model.modules() if hasattr(m, experts.GATE)]
     is_packed = [hasattr(m, experts.PACKED) for m in modules]
     names = [describe_panels()] * any(is_packed)
     names += [experts.IMPLEMENTATION] * (not all(is_packed) or not modules)
@@ -82,3 +93,12 @@ def find_uneven(model: nn.Module) -> str | None:
         if isinstance(module, nn.Linear) or matrices:
             return name or "the model"
     return None
+
+
+def _report(left: Mapping[str, str]) -> None:
+    if not left:
+        return
+    named = [f"{name} ({why})" for name, why in list(left.items())[:_MOST_NAMES]]
+    if len(left) > len(named):
+        named.append(f"{len(left) - len(named)} more")
+    _LOG.warning("layers that are left as they are: %s", ", ".join(named))

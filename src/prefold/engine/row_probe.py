@@ -36,7 +36,7 @@ _ROW_COUNTS = (16, 32, 48, 64, 128, 192, 512)
 
 #: The same without padding: also ones that leave something over, whatever is taken at a
 #: time, and in each thread's share.
-_UNPADDED_COUNTS = (16, 1, 2, 3, 5, 7, 8, 11, 13, 17, 31, 32, 33, 47, 64, 101, 128, 301)
+_UNPADDED_COUNTS = (16, 1, 2, 3, 5, 7, 8, 11, 13, 17, 31, 33, 47, 64, 101, 128, 301, 512)
 
 #: Row multiples that are tried, in this order; without padding only where no module is
 #: known to need it.
