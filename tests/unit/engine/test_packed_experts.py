@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from prefold.engine.experts import EXPERTS_NAME, PACKED
+from prefold.engine.experts import PACKED
 from prefold.engine.native import HAS_KERNELS
 
 if not HAS_KERNELS:
@@ -71,7 +71,7 @@ def test_experts_that_cannot_be_packed_are_left() -> None:
 @torch.inference_mode()
 def test_a_router_multiplies_by_panels() -> None:
     config = AutoConfig.for_model("mixtral", **_SIZES)
-    config._experts_implementation = EXPERTS_NAME
+    config._experts_implementation = "batched_mm"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     router = model.model.layers[0].mlp.gate
