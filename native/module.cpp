@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attention.h"
+#include "linear_module.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -262,6 +263,7 @@ NB_MODULE(_kernels, module) {
            "values"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "key_offset"_a,
            "value_offset"_a, "scaling"_a, "window"_a.none(), "softcap"_a.none(),
            "sinks"_a.noconvert().none(), "num_threads"_a);
+  bind_linear(module);
 }
 
 }  // namespace prefold

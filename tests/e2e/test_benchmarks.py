@@ -187,6 +187,18 @@ def test_the_kernel_is_compared_with_the_machine() -> None:
     assert report["shared"]["multiple"] > 0
 
 
+@needs_kernels
+def test_a_forward_pass_is_compared_with_its_floors(model: Path) -> None:
+    command = ("--model", str(model), "--rounds", "1", "--prompts", "1", "--json")
+    report = json.loads(_run("linear.py", *command))
+    assert report["linear"].startswith("cpu-")
+    assert all(report[f"{rows}_rows"]["multiple"] > 0 for rows in (1, 16, 32))
+    assert report["many_rows"]["ratio"] > 0
+    assert report["error"]["multiple"] > 0
+    assert report["narrow"]["tokens"] == 1024
+    assert report["narrow"]["perplexity"] > 1
+
+
 def test_throughput_is_compared_with_the_peers_on_the_same_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

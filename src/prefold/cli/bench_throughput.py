@@ -19,6 +19,7 @@ from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
+from prefold.engine.row_layers import is_linear
 from prefold.engine.sampler import SampledRow, Sampler, SamplerState
 
 #: Decode steps before the first that counts: the prompts and what they leave behind.
@@ -123,7 +124,7 @@ def _profile(
         ):
             names[id(module)] = "attention with its linear layers"
             names.update((id(each), "linear in attention") for each in module.children())
-        elif isinstance(module, nn.Linear):
+        elif is_linear(module):
             names.setdefault(id(module), "other linear layers")
     with _all_timed(model, names, clock):
         steps = _decode(assembly, num_sequences, options, clock)

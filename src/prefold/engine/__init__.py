@@ -14,5 +14,8 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``request``, ``config``, ``counters``, ``arguments`` | values at the outside |
 | ``batch`` | the step plan, and the seam for a runner |
 | ``model_runner``, ``attention``, ``kv_store`` | a plan in, logits out |
+| ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
+| ``packing``, ``packed_linear``, ``packed_experts`` | the compiled ones |
+| ``panels``, ``panel_weight`` | the weights they read |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """

@@ -40,3 +40,33 @@ class Pool:
         sinks: torch.Tensor | None,
         num_threads: int,
     ) -> None: ...
+
+PANEL_OUTPUTS: int
+
+class LinearWorkspace:
+    def __init__(self) -> None: ...
+
+class Panels:
+    def __init__(
+        self,
+        numbers: torch.Tensor,
+        *,
+        outputs: int,
+        bias: torch.Tensor | None,
+        workspace: LinearWorkspace,
+        kernel: str,
+    ) -> None: ...
+    def pack(self, weight: torch.Tensor, *, num_threads: int) -> None: ...
+    def unpack(self, weight: torch.Tensor, *, num_threads: int) -> None: ...
+    def look_up(
+        self, ids: torch.Tensor, out: torch.Tensor, *, num_threads: int
+    ) -> None: ...
+    def multiply(
+        self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int
+    ) -> None: ...
+
+class Activation:
+    def __init__(self, function: str, *, kernel: str) -> None: ...
+    def apply(
+        self, numbers: torch.Tensor, out: torch.Tensor, *, num_threads: int
+    ) -> None: ...

@@ -1,8 +1,9 @@
-"""Linear layers: weights times rows where rows are few, rows times weights where many.
+"""Linear layers by torch, for what cannot be packed (see ``packed_linear``).
 
-With most shapes and few threads both are the same sums in the same order and differ in
-time only; the row probe holds them against each other at start, and where a bit differs
-all layers go back to the plain order. The matrix library splits a product among its
+Weights times rows where rows are few, rows times weights where they are many: with most
+shapes and few threads both are the same sums in the same order and differ in time only;
+the row probe holds them against each other at start, and where a bit differs all layers
+go back to the plain order. The matrix library splits a product among its
 threads by the rows of the left factor, and a step of a few tokens has hardly any::
 
     rows x weights^T   16 x 576 x 1536     few rows on the left: slow
@@ -20,6 +21,13 @@ PLAIN = "torch"
 
 #: From more rows on, turning the result round costs more than is saved.
 FEW_ROWS = 128
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 class TurnedLinear(nn.Linear):
@@ -50,16 +58,23 @@ class TurnedLinear(nn.Linear):
 def replace_linears(model: nn.Module) -> int:
     """Replace a model's linear layers, in place; return how many there were.
 
-    Ones of a class derived from ``nn.Linear`` are left: they may do something else.
+    Ones of a class derived from ``nn.Linear``, or with hooks, are left: they may do
+    something else.
     """
     replaced: dict[int, TurnedLinear] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and not has_hooks(child):
                 # A module that is used in two places stays one.
                 turned = replaced.setdefault(id(child), TurnedLinear(child))
                 parent.register_module(name, turned)
     return len(replaced)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether calling a module does more than its class says."""
+    own = vars(module)
+    return "forward" in own or any(own.get(name) for name in _HOOKS)
 
 
 def turn_back(model: nn.Module) -> bool:

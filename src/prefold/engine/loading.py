@@ -1,7 +1,7 @@
 """Loading: a model directory or hub id to a model that is ready to serve.
 
 Ready means: accepted by the family rules, attention and experts routed to this
-package, rotary frequencies fixed, activations row-wise, nothing left to choose.
+package, rotary frequencies fixed, layers row-wise, nothing left to choose.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from transformers import (
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from prefold.blocks.layout import KvLayout, LayerShape
-from prefold.engine.activations import replace_activations
 from prefold.engine.attention import ATTENTION_NAME, attend_to_site
 from prefold.engine.experts import EXPERTS_NAME, run_experts
 from prefold.engine.families import check_config, record_attention
-from prefold.engine.linear import replace_linears
 from prefold.engine.native import choose_attention
 from prefold.engine.rotary import fix_rotary
+from prefold.engine.row_layers import replace_layers
 from prefold.engine.step_attention import order_for
 from prefold.errors import ConfigError
 
@@ -199,9 +198,7 @@ def prepare_model(
     model.set_experts_implementation(EXPERTS_NAME)
     num_positions = max_model_len + options.position_offset
     fix_rotary(model, num_positions, model.dtype)
-    if model.device.type == "cpu":
-        replace_activations(model)
-        replace_linears(model)
+    replace_layers(model)
     facts = record_attention(model)
     return LoadedModel(
         model=model,

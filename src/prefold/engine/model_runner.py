@@ -6,9 +6,9 @@ The whole ``ForCausalLM`` is called with the step's tokens packed into one row::
     positions    3 4 5 6 7 |   40   | 0 1 2 ..   | 0 0 0   |
     logits                ^         ^            ^                only where wanted
 
-Rows are padded to a multiple, because the matrix library takes another kernel, with
-other bits, for a few rows; the same holds for the rows that the head gets. Padding
-writes its KV to the scratch block and its results are dropped.
+Rows are padded to a multiple where a probe found it needed: a matrix library takes another
+kernel, with other bits, for a few rows; the same holds for the rows that the head gets.
+Padding writes its KV to the scratch block and its results are dropped.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from prefold.engine import activations, linear
+from prefold.engine.activations import describe_activations
 from prefold.engine.attention_plan import PARTITION
-from prefold.engine.experts import EXPERTS_NAME
 from prefold.engine.loading import LoadedModel
 from prefold.engine.native import describe_attention
+from prefold.engine.row_layers import describe_experts, describe_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class Numerics:
     Attributes:
         attention: Implementation of attention, with its kernel and version.
         partition_tokens: Keys it reduces at a time.
-        linear: Implementation of linear layers.
-        activation: Implementation of activations.
-        experts: Implementation of experts.
+        linear: Implementations of linear layers.
+        activation: Implementations of activations.
+        experts: Implementations of experts.
         device: Kind of device.
         instruction_set: What torch dispatches to on the CPU.
         blas: Library behind matrix products.
@@ -62,9 +62,9 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
     return Numerics(
         attention=describe_attention(loaded.attention),
         partition_tokens=PARTITION,
-        linear=linear.order_of(loaded.model),
-        activation=activations.IMPLEMENTATION if is_cpu else "torch",
-        experts=EXPERTS_NAME,
+        linear=describe_linear(loaded.model),
+        activation=describe_activations(loaded.model) if is_cpu else "torch",
+        experts=describe_experts(loaded.model),
         device=loaded.device.type if is_cpu else torch.cuda.get_device_name(loaded.device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),
         # torch leaves this call without annotations.

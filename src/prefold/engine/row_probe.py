@@ -1,19 +1,19 @@
 """Row probe: are a row's bits the same whatever rows are computed with it?
 
-Exactness rests on how the linear algebra library treats batches of different sizes,
-which no interface promises. So it is tried at start, on the model itself::
+Exactness rests on how libraries treat batches of different sizes, which no interface
+promises. So it is tried at start, on the model itself::
 
-    rows      |-- 16 tokens --|-- the same 16 --|-- the same 16 --| ...
+    rows      |-- 16 tokens --|-- the same 16 --|-- the first of them --|
 
-A batch of n rows holds the same short sequence n / 16 times, so every group of 16 rows
-must come out with the bits of the first one computed alone. Run are the embedding, the
-first decoder layer, with its attention, and the head.
+A batch of n rows holds the same short sequence n / 16 times, the last time perhaps not to
+its end, so every row must come out with the bits that its token has in the first batch.
+Run are the embedding, the first decoder layer, with its attention, and the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,19 +24,26 @@ from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
 from prefold.engine.linear import turn_back
 from prefold.engine.loading import LoadedModel
+from prefold.engine.row_layers import find_uneven
 from prefold.engine.step_attention import attention_over
+from prefold.errors import InvariantError
 
-#: Length of the repeated sequence, and the least row multiple.
+#: Length of the repeated sequence.
 _PERIOD = 16
 
-#: Rows of the batches that are compared.
+#: Rows of the batches that are compared; the first that is a multiple is the reference.
 _ROW_COUNTS = (16, 32, 48, 64, 128, 192, 512)
 
-#: Row multiples that are tried, in this order.
+#: The same without padding: also ones that leave something over, whatever is taken at a
+#: time, and in each thread's share.
+_UNPADDED_COUNTS = (16, 1, 2, 3, 5, 7, 8, 11, 13, 17, 31, 33, 47, 64, 101, 128, 301, 512)
+
+#: Row multiples that are tried, in this order; without padding only where no module is
+#: known to need it.
 _MULTIPLES = (16, 32, 64)
 
-#: What the first decoder layer as a whole is called.
-_LAYER = "the first decoder layer"
+#: What the logits are called.
+_HEAD = "the head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +61,6 @@ class Exactness:
     detail: str
 
 
-class _LayerDoneError(Exception):
-    """Ends a forward pass behind the first decoder layer."""
-
-
 @torch.inference_mode()
 def probe_rows(loaded: LoadedModel) -> Exactness:
     """Try a model's first layer and head on batches of different sizes.
@@ -73,12 +76,14 @@ def probe_rows(loaded: LoadedModel) -> Exactness:
 
 def _probe_multiples(loaded: LoadedModel) -> Exactness:
     first_difference = None
-    for multiple in _MULTIPLES:
-        difference = _find_difference(loaded, multiple)
+    unpadded = (1,) if find_uneven(loaded.model) is None else ()
+    for multiple in (*unpadded, *_MULTIPLES):
+        counts = _counts_for(multiple)
+        difference = _find_difference(loaded, counts)
         if difference is None:
-            counts = ", ".join(str(n) for n in _ROW_COUNTS if n % multiple == 0)
             detail = (
-                f"one layer and the head gave the same bits for batches of {counts} rows"
+                "one layer and the head gave the same bits for batches of "
+                f"{', '.join(str(n) for n in counts)} rows"
                 f" with {torch.get_num_threads()} threads"
             )
             return Exactness(is_exact=True, row_multiple=multiple, detail=detail)
@@ -90,72 +95,90 @@ def _probe_multiples(loaded: LoadedModel) -> Exactness:
     )
 
 
-def _find_difference(loaded: LoadedModel, multiple: int) -> str | None:
+def _counts_for(multiple: int) -> tuple[int, ...]:
+    counts = _UNPADDED_COUNTS if multiple == 1 else _ROW_COUNTS
+    return tuple(count for count in counts if count % multiple == 0)
+
+
+def _find_difference(loaded: LoadedModel, counts: Sequence[int]) -> str | None:
     """Name the first module whose rows differ between batches, or return None."""
-    counts = [count for count in _ROW_COUNTS if count % multiple == 0]
     expected = _run_layer(loaded, counts[0])
     for count in counts[1:]:
         for name, rows in _run_layer(loaded, count).items():
-            # A module inside a mixture's experts sees tokens in slices of its own.
+            # A module inside a mixture's experts sees tokens in an order of its own.
             reference = expected.get(name)
             if reference is None or rows.shape[1:] != reference.shape[1:]:
                 continue
             if not _repeats(rows, reference[:_PERIOD]):
                 return f"{name} gives other bits for {count} rows than for {counts[0]}"
-    # transformers leaves this call without annotations.
-    head: nn.Module = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    period = expected[_LAYER][:_PERIOD]
-    reference = head(period.repeat(counts[0] // _PERIOD, 1)[None])[0, :_PERIOD]
-    for count in counts[1:]:
-        if not _repeats(head(period.repeat(count // _PERIOD, 1)[None])[0], reference):
-            return f"the head gives other bits for {count} rows than for {counts[0]}"
     return None
 
 
 def _repeats(rows: torch.Tensor, period: torch.Tensor) -> bool:
-    groups = rows.reshape(-1, *period.shape)
-    return torch.equal(groups, period.expand_as(groups))
+    num_whole = len(rows) // len(period)
+    whole, rest = torch.split(rows, [num_whole * len(period), len(rows) % len(period)])
+    groups = whole.reshape(-1, *period.shape)
+    return torch.equal(groups, period.expand_as(groups)) and torch.equal(
+        rest, period[: len(rest)]
+    )
 
 
 def _run_layer(loaded: LoadedModel, num_rows: int) -> dict[str, torch.Tensor]:
-    """Return the output rows of the modules up to the first layer's end, in their order."""
-    num_sequences = num_rows // _PERIOD
+    """Return the output rows of the modules of a model of one layer, in their order."""
+    num_sequences = -(-num_rows // _PERIOD)
     store = KvStore(
         loaded.layout(_PERIOD, loaded.dtype),
         num_sequences,
         dtype=loaded.dtype,
         device=loaded.device,
     )
-    tokens = np.random.default_rng(0).integers(0, loaded.vocab_size, _PERIOD)
+    period = np.random.default_rng(0).integers(0, loaded.vocab_size, _PERIOD)
+    tokens = np.tile(period, num_sequences)[:num_rows]
     slices = [
         SequenceSlice(
-            token_ids=tokens, start=0, block_ids=np.array([block], np.int32), num_logits=0
+            token_ids=tokens[block * _PERIOD : (block + 1) * _PERIOD],
+            start=0,
+            block_ids=np.array([block], np.int32),
+            num_logits=0,
         )
         for block in range(num_sequences)
     ]
     site = attention_over(store, loaded.num_heads)(slices, num_rows)
     # A model that is served with a few positions has no others.
-    in_sequence = np.arange(_PERIOD) % loaded.max_model_len
-    positions = np.tile(in_sequence, num_sequences) + loaded.position_offset
-    with _recorded(loaded.model, num_rows) as found, suppress(_LayerDoneError):
-        loaded.model(
-            input_ids=torch.from_numpy(np.tile(tokens, num_sequences)).to(loaded.device)[
-                None
-            ],
-            position_ids=torch.from_numpy(positions).to(loaded.device)[None],
+    in_sequence = np.arange(num_rows) % _PERIOD % loaded.max_model_len
+    with _one_layer(loaded.model), _recorded(loaded.model, num_rows) as found:
+        output = loaded.model(
+            input_ids=torch.from_numpy(tokens).to(loaded.device)[None],
+            position_ids=torch.from_numpy(in_sequence + loaded.position_offset).to(
+                loaded.device
+            )[None],
             use_cache=False,
+            logits_to_keep=torch.arange(num_rows, device=loaded.device),
             attention_site=site,
         )
-    return found
+    # Last, and with what the model does to its head's output.
+    return {**found, _HEAD: output.logits[0]}
+
+
+@contextmanager
+def _one_layer(model: nn.Module) -> Iterator[None]:
+    """Let a model have its first decoder layer only."""
+    parent, name, layers = _find_layers(model)
+    setattr(parent, name, nn.ModuleList([layers[0]]))
+    try:
+        yield
+    finally:
+        setattr(parent, name, layers)
 
 
 @contextmanager
 def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Keep the output rows of every module until the first decoder layer is done."""
+    """Keep the output rows of every module but the head and what is made of all."""
     found: dict[str, torch.Tensor] = {}
-    first_layer = _first_layer(model)
+    # transformers leaves this call without annotations.
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
-    def keep(name: str, *, is_last: bool) -> Callable[[nn.Module, object, object], None]:
+    def keep(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             if isinstance(output, tuple) and output:
                 output = output[0]
@@ -163,17 +186,14 @@ def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tenso
                 rows = output[0] if output.shape[:2] == (1, num_rows) else output
                 if rows.ndim and len(rows) == num_rows:
                     found[name] = rows.clone()
-            if is_last:
-                raise _LayerDoneError
 
         return hook
 
     handles = [
-        module.register_forward_hook(keep(name or "the model", is_last=False))
+        module.register_forward_hook(keep(name))
         for name, module in model.named_modules()
-        if module is not first_layer
+        if name and module is not head
     ]
-    handles.append(first_layer.register_forward_hook(keep(_LAYER, is_last=True)))
     try:
         yield found
     finally:
@@ -181,17 +201,16 @@ def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tenso
             handle.remove()
 
 
-def _first_layer(model: nn.Module) -> nn.Module:
-    """Return the module that holds the first attention and everything around it."""
-    owners = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 0
-    ]
+def _find_layers(model: nn.Module) -> tuple[nn.Module, str, nn.ModuleList]:
+    """Return where the list of decoder layers hangs, and the list."""
     attentions = {
         name for name, module in model.named_modules() if vars(module).get("layer_idx") == 0
     }
-    for name, layers in owners:
-        if any(attention.startswith(f"{name}.0") for attention in attentions):
-            return layers[0]
-    return model
+    for prefix, parent in model.named_modules():
+        for name, child in parent.named_children():
+            first = f"{prefix}.{name}.0".lstrip(".")
+            if isinstance(child, nn.ModuleList) and any(
+                each == first or each.startswith(f"{first}.") for each in attentions
+            ):
+                return parent, name, child
+    raise InvariantError("no list of decoder layers was found")

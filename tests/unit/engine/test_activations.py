@@ -7,7 +7,16 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from prefold.engine.activations import RowwiseActivation, replace_activations
+from prefold.engine.activations import (
+    NativeActivation,
+    RowwiseActivation,
+    describe_activations,
+    replace_activations,
+)
+from prefold.engine.native import HAS_KERNELS, kernel_name
+
+if HAS_KERNELS:
+    from prefold.engine import _kernels as kernels
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +39,69 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, threads: int) -> None
         for count in (2, 16, 33, 96, 700):
             rows = activation(row.expand(1, count, width))
             assert torch.equal(rows, expected.expand_as(rows))
+
+
+NATIVE = pytest.mark.skipif(not HAS_KERNELS, reason="the kernels were not built")
+NATIVE_NAMES = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu"]
+
+
+def native(name: str) -> nn.Module:
+    model = nn.Sequential(ACT2FN[name])
+    replace_activations(model, is_native=True)
+    assert isinstance(model[0], NativeActivation)
+    return model[0]
+
+
+@NATIVE
+@pytest.mark.parametrize("kernel", ["avx2", "portable"])
+@pytest.mark.parametrize("name", NATIVE_NAMES)
+def test_compiled_values_are_near_float64(
+    name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel not in kernels.kernel_names():
+        pytest.skip("not on this machine")
+    monkeypatch.setenv("PREFOLD_KERNEL", kernel)
+    states = torch.cat([torch.linspace(-30, 30, 20_001), torch.linspace(-1e-3, 1e-3, 99)])
+    exact = ACT2FN[name](states.double())
+    # Results far below the inputs are differences of larger numbers in torch as well.
+    error = (native(name)(states) - exact).abs() / (
+        exact.abs() + 1e-6 * states.abs() + 1e-30
+    )
+    assert error.max() < 2e-6
+    special = torch.tensor([float("nan"), float("inf"), 0.0])
+    assert torch.equal(native(name)(special).isnan(), torch.tensor([True, False, False]))
+
+
+@NATIVE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("name", NATIVE_NAMES)
+def test_a_number_has_the_same_compiled_bits_wherever_it_lies(
+    name: str, threads: int, dtype: torch.dtype
+) -> None:
+    torch.set_num_threads(threads)
+    activation = native(name)
+    number = (torch.randn(1) * 3).to(dtype)
+    expected = activation(number)
+    for count in (2, 7, 9, 511, 513, 65_537):
+        found = activation(number.expand(count))
+        assert torch.equal(found, expected.expand(count))
+
+
+@NATIVE
+def test_other_types_are_left_to_torch() -> None:
+    states = torch.randn(5, dtype=torch.float64)
+    assert torch.equal(native("silu")(states), nn.functional.silu(states))
+
+
+@NATIVE
+def test_the_numerics_name_what_is_there() -> None:
+    both = nn.Sequential(nn.SiLU(), nn.ReLU())
+    replace_activations(both, is_native=True)
+    name = f"cpu-{kernel_name()}-1"
+    assert describe_activations(both) == f"{name}+even-shares"
+    assert describe_activations(both[:1]) == name
+    assert describe_activations(nn.Sequential()) == "even-shares"
 
 
 def test_values_are_those_of_the_activation_it_wraps() -> None:

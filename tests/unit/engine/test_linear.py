@@ -57,3 +57,9 @@ def test_a_layer_of_a_derived_class_is_left() -> None:
         pass
 
     assert replace_linears(nn.Sequential(Adapted(2, 2))) == 0
+
+
+def test_a_layer_with_hooks_is_left() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda *_: None)
+    assert replace_linears(nn.Sequential(layer)) == 0

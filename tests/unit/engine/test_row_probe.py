@@ -9,7 +9,9 @@ from transformers.models.auto import AutoModelForCausalLM
 from prefold.engine.attention import PagedAttention
 from prefold.engine.linear import TurnedLinear
 from prefold.engine.loading import LoadedModel, LoadOptions, prepare_model
+from prefold.engine.native import HAS_KERNELS
 from prefold.engine.numerics import read_numerics
+from prefold.engine.row_layers import find_uneven
 from prefold.engine.row_probe import probe_rows
 from support.tiny_models import make_llama, make_mixtral, make_tokenizer
 
@@ -37,12 +39,54 @@ def load(config: PreTrainedConfig, options: LoadOptions | None = None) -> Loaded
     return prepare_model(model, make_tokenizer(), options or LoadOptions(), 100)
 
 
-@pytest.mark.parametrize("config", [make_llama(), make_mixtral()], ids=["llama", "mixtral"])
+@pytest.fixture
+def _torch_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFOLD_LINEAR", "torch")
+
+
+CONFIGS = pytest.mark.parametrize(
+    "config", [make_llama(), make_mixtral()], ids=["llama", "mixtral"]
+)
+
+
+@CONFIGS
+@pytest.mark.usefixtures("_torch_layers")
 def test_a_model_without_uneven_layers_is_exact(config: PreTrainedConfig) -> None:
-    found = probe_rows(load(config))
+    loaded = load(config)
+    assert find_uneven(loaded.model) is not None
+    found = probe_rows(loaded)
     assert found.is_exact
     assert found.row_multiple == 16
     assert "512" in found.detail
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="the kernels were not built")
+@CONFIGS
+def test_packed_layers_need_no_padding(config: PreTrainedConfig) -> None:
+    loaded = load(config)
+    assert find_uneven(loaded.model) is None
+    found = probe_rows(loaded)
+    assert found.is_exact
+    assert found.row_multiple == 1
+    assert "301" in found.detail
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="the kernels were not built")
+def test_a_layer_that_is_left_keeps_the_padding() -> None:
+    loaded = load(make_llama())
+    loaded.model.model.layers[1].mlp.up_proj = nn.Linear(48, 100)
+    assert find_uneven(loaded.model) == "model.layers.1.mlp.up_proj"
+    assert probe_rows(loaded).row_multiple == 16
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="the kernels were not built")
+def test_padding_stays_where_rows_differ_without_it() -> None:
+    loaded = load(make_llama())
+    mlp = loaded.model.model.layers[0].mlp
+    mlp.up_proj = UnevenLinear(mlp.up_proj, 16)
+    found = probe_rows(loaded)
+    assert found.is_exact
+    assert found.row_multiple == 16
 
 
 def test_the_first_module_that_differs_is_named() -> None:
@@ -89,8 +133,31 @@ def test_hooks_are_gone_afterwards() -> None:
     assert not any(module._forward_hooks for module in loaded.model.modules())
 
 
+def test_an_uneven_end_of_the_logits_is_found() -> None:
+    loaded = load(make_llama())
+    inner = loaded.model.forward
+
+    def uneven(**keywords: object) -> object:
+        output = inner(**keywords)
+        output.logits += 1e-3 * (output.logits.shape[1] == 128)
+        return output
+
+    loaded.model.forward = uneven
+    found = probe_rows(loaded)
+    assert not found.is_exact
+    assert "the head" in found.detail
+
+
+def test_the_layers_are_there_again_afterwards() -> None:
+    loaded = load(make_llama())
+    layers = loaded.model.model.layers
+    probe_rows(loaded)
+    assert loaded.model.model.layers is layers
+
+
 def test_numerics_name_the_settings() -> None:
     loaded = load(make_llama(), LoadOptions(attention="reference"))
+    assert ("cpu" in read_numerics(loaded, row_multiple=1).linear) == HAS_KERNELS
     numerics = read_numerics(loaded, row_multiple=16).describe()
     assert numerics["attention"] == "reference"
     assert numerics["partition_tokens"] == 256
@@ -98,6 +165,7 @@ def test_numerics_name_the_settings() -> None:
     assert all(isinstance(value, str | int) for value in numerics.values())
 
 
+@pytest.mark.usefixtures("_torch_layers")
 def test_linear_layers_go_back_to_the_plain_order_if_that_keeps_the_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

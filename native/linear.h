@@ -1,0 +1,105 @@
+// Packed linear layers: what the schedule and a kernel for one instruction set say to each
+// other, and the schedule's door.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace prefold {
+
+// Outputs of a panel, two vectors: weights lie as [panels][inputs][kPanelOutputs].
+constexpr int kPanelOutputs = 16;
+
+// Inputs whose products are summed before the sum is added to that of the inputs before
+// them. Part of the numerics: cut at multiples from the first input.
+constexpr int kInputChunk = 128;
+
+// Rows and panels of a block whose inputs, weights and sums stay in the caches.
+constexpr int kBlockRows = 240;
+constexpr int kBlockPanels = 16;
+
+// float32, or bfloat16 where number j and number 8 + j of a panel's 16 lie side by side.
+enum class Element { float32, bfloat16 };
+
+inline int64_t panels_of(int64_t outputs) {
+  return (outputs + kPanelOutputs - 1) / kPanelOutputs;
+}
+
+struct Weights {
+  const void* panels;
+  Element element;
+  int64_t outputs, inputs;
+};
+
+// What is computed: out = rows x weights^T + bias.
+struct Product {
+  Weights weights;
+  const float* rows;  // [rows][inputs] without gaps
+  const float* bias;  // a number for each output of all panels, or null for none
+  void* out;          // [rows][outputs] without gaps
+  Element out_element;
+};
+
+struct Range {
+  int64_t first, end;
+};
+
+struct LinearKernel {
+  const char* name;
+  // Computes some panels of some rows. `scratch` holds kLinearScratchNumbers.
+  void (*multiply)(const Product&, Range rows, Range panels, float* scratch);
+};
+
+// Sums of a block, and a chunk of one panel as float32.
+constexpr int64_t kLinearScratchNumbers =
+    int64_t(kBlockRows) * kBlockPanels * kPanelOutputs + kInputChunk * kPanelOutputs;
+
+extern const LinearKernel kPortableLinear;
+extern const LinearKernel kAvx2Linear;
+
+// A matrix of weights where it comes from: number (output, input) stands at
+// output * output_stride + input * input_stride.
+struct Matrix {
+  const void* data;
+  int64_t output_stride, input_stride;
+};
+
+// Writes all panels; outputs that fill up the last one are zeros.
+void pack(const Matrix& from, const Weights& shape, void* panels, int num_threads);
+
+// Writes the matrix again, [outputs][inputs] without gaps.
+void unpack(const Weights& from, void* to, int num_threads);
+
+// Writes the weights of some outputs, [ids][inputs] without gaps.
+void look_up(const Weights& from, const int64_t* ids, int64_t num_ids, void* to,
+             int num_threads);
+
+// Memory that calls leave to later ones.
+class LinearWorkspace {
+ public:
+  float* widened(int64_t numbers) { return grow(widened_, widened_size_, numbers); }
+  // Every thread's own, one after the other.
+  float* scratch(int num_threads) {
+    return grow(scratch_, scratch_size_, num_threads * kLinearScratchNumbers);
+  }
+
+ private:
+  static float* grow(std::unique_ptr<float[]>& memory, int64_t& size, int64_t numbers) {
+    if (size < numbers) {
+      memory.reset(new float[numbers]);
+      size = numbers;
+    }
+    return memory.get();
+  }
+
+  std::unique_ptr<float[]> widened_, scratch_;
+  int64_t widened_size_ = 0, scratch_size_ = 0;
+};
+
+// Computes a product; rows that are bfloat16 are given as `narrow_rows` instead.
+// Which thread computes what changes no bit.
+void multiply(const LinearKernel& kernel, Product product, const uint16_t* narrow_rows,
+              int64_t num_rows, int num_threads, LinearWorkspace& workspace);
+
+}  // namespace prefold

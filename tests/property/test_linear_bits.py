@@ -1,0 +1,144 @@
+"""Packed linear layers: a row's bits, whatever is computed with it, and their errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefold.engine.native import HAS_KERNELS
+
+if not HAS_KERNELS:
+    pytest.skip("the kernels were not built", allow_module_level=True)
+
+from prefold.engine import _kernels
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST_ROWS = 300
+
+
+def open_panels(
+    weight: torch.Tensor, bias: torch.Tensor | None, kernel: str
+) -> _kernels.Panels:
+    outputs, inputs = weight.shape
+    num_panels = -(-outputs // 16)
+    padded = None
+    if bias is not None:
+        padded = torch.zeros(num_panels * 16)
+        padded[:outputs] = bias
+    panels = _kernels.Panels(
+        torch.empty(num_panels, inputs, 16, dtype=weight.dtype),
+        outputs=outputs,
+        bias=padded,
+        workspace=_kernels.LinearWorkspace(),
+        kernel=kernel,
+    )
+    panels.pack(weight, num_threads=2)
+    return panels
+
+
+def multiply(
+    panels: _kernels.Panels, rows: torch.Tensor, outputs: int, num_threads: int
+) -> torch.Tensor:
+    out = torch.full((len(rows), outputs), float("nan"), dtype=rows.dtype)
+    panels.multiply(rows, out, num_threads=num_threads)
+    return out
+
+
+def naive(
+    weight: torch.Tensor, bias: torch.Tensor | None, row: torch.Tensor
+) -> torch.Tensor:
+    """Add product after product, chunk after chunk, as the portable kernel rounds."""
+    products = (weight.float() * row).numpy()
+    total = np.zeros(len(weight), np.float32)
+    for first in range(0, products.shape[1], 128):
+        chunk = np.zeros(len(weight), np.float32)
+        for number in range(first, min(first + 128, products.shape[1])):
+            chunk += products[:, number]
+        total = chunk if first == 0 else total + chunk
+    result = torch.from_numpy(total)
+    return result if bias is None else result + bias
+
+
+@pytest.mark.parametrize("kernel", _kernels.kernel_names())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_count_and_thread_count_gives_the_same_bits(
+    kernel: str, dtype: str
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    outputs, inputs = 100, 300
+    weight = torch.randn(outputs, inputs, generator=generator).to(DTYPES[dtype])
+    bias = torch.randn(outputs, generator=generator)
+    rows = torch.randn(MOST_ROWS, inputs, generator=generator)
+    panels = open_panels(weight, bias, kernel)
+    alone = torch.cat([multiply(panels, row[None], outputs, 1) for row in rows])
+    assert torch.isfinite(alone).all()
+    for count, threads in product(range(1, MOST_ROWS + 1), (1, 2, 3, 4)):
+        found = multiply(panels, rows[:count], outputs, threads)
+        assert torch.equal(found, alone[:count]), (count, threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A layer and rows for it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    rows: torch.Tensor
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, most_outputs: int = 300, most_rows: int = 260) -> Case:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    outputs, inputs = draw(st.integers(1, most_outputs)), draw(st.integers(1, 700))
+    dtypes = st.sampled_from(sorted(DTYPES))
+    num_rows = draw(st.integers(1, most_rows))
+    return Case(
+        weight=torch.randn(outputs, inputs, generator=generator).to(DTYPES[draw(dtypes)]),
+        bias=torch.randn(outputs, generator=generator) if draw(st.booleans()) else None,
+        rows=torch.randn(num_rows, inputs, generator=generator).to(DTYPES[draw(dtypes)]),
+    )
+
+
+@pytest.mark.parametrize("kernel", _kernels.kernel_names())
+@given(case=cases(), first=st.integers(0, 300), threads=st.integers(1, 4))
+def test_a_row_has_the_same_bits_in_every_batch(
+    kernel: str, case: Case, first: int, threads: int
+) -> None:
+    outputs, rows = len(case.weight), case.rows
+    panels = open_panels(case.weight, case.bias, kernel)
+    found = multiply(panels, rows, outputs, threads)
+    cut = min(first, len(rows) - 1)
+    for part in (slice(cut, cut + 1), slice(cut, None), slice(0, cut + 1)):
+        assert torch.equal(multiply(panels, rows[part], outputs, 1), found[part])
+    unpacked = torch.empty_like(case.weight)
+    panels.unpack(unpacked, num_threads=threads)
+    assert torch.equal(unpacked, case.weight)
+
+
+@given(case=cases(most_outputs=40, most_rows=1))
+def test_the_portable_kernel_adds_in_the_order_that_is_promised(case: Case) -> None:
+    panels = open_panels(case.weight, case.bias, "portable")
+    row = case.rows.float()
+    found = multiply(panels, row, len(case.weight), 1)
+    assert torch.equal(found[0], naive(case.weight, case.bias, row[0]))
+
+
+@pytest.mark.parametrize("kernel", _kernels.kernel_names())
+@pytest.mark.parametrize("inputs", [576, 1536, 4096])
+def test_errors_are_no_larger_than_torch_s(kernel: str, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(256, inputs, generator=generator)
+    rows = torch.randn(64, inputs, generator=generator)
+    exact = rows.double() @ weight.double().t()
+
+    def error(result: torch.Tensor) -> float:
+        return float((result - exact).square().mean().sqrt())
+
+    own = error(multiply(open_panels(weight, None, kernel), rows, 256, 2))
+    assert own <= error(rows @ weight.t())

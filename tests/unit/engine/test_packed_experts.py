@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from prefold.engine.experts import PACKED
+from prefold.engine.native import HAS_KERNELS
+
+if not HAS_KERNELS:
+    pytest.skip("the kernels were not built", allow_module_level=True)
+
+from prefold.engine.packed_experts import pack_experts
+from prefold.engine.panel_weight import PanelWeight, pack_routers
+from prefold.engine.panels import PanelMaker
+
+_SIZES = {
+    "hidden_size": 20,
+    "intermediate_size": 36,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 32,
+    "head_dim": 10,
+}
+KINDS = {"mixtral": MixtralExperts, "gpt_oss": GptOssExperts}
+
+
+def make_experts(kind: str) -> nn.Module:
+    config = AutoConfig.for_model(kind, **_SIZES)
+    config._experts_implementation = "batched_mm"
+    torch.manual_seed(0)
+    module: nn.Module = KINDS[kind](config)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module.requires_grad_(requires_grad=False)
+
+
+def choose(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    index = torch.rand(num_tokens, 4).argsort(dim=1)[:, :2]
+    return index, torch.rand(num_tokens, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_values_are_those_of_transformers_and_rows_keep_their_bits(kind: str) -> None:
+    module = make_experts(kind)
+    states = torch.randn(70, 20)
+    index, weights = choose(70)
+    expected = module(states, index, weights)
+    assert pack_experts(module, PanelMaker()) == {}
+    packed = getattr(module, PACKED)
+    found = packed.run(module, states, index, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for count in (1, 2, 3, 17, 33, 64):
+        some = packed.run(module, states[:count], index[:count], weights[:count])
+        assert torch.equal(some, found[:count])
+
+
+def test_experts_that_cannot_be_packed_are_left() -> None:
+    module = make_experts("mixtral").half()
+    assert pack_experts(module, PanelMaker()) == {"": "its weights are float16"}
+    assert not hasattr(module, PACKED)
+
+
+@torch.inference_mode()
+def test_a_router_multiplies_by_panels() -> None:
+    config = AutoConfig.for_model("mixtral", **_SIZES)
+    config._experts_implementation = "batched_mm"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    router = model.model.layers[0].mlp.gate
+    states = torch.randn(33, 20)
+    expected = router(states)
+    assert pack_routers(model, PanelMaker()) == 1
+    assert isinstance(router.weight, PanelWeight)
+    found = router(states)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[2], expected[2])
+    assert all(torch.equal(router(states[i : i + 1])[0][0], found[0][i]) for i in range(33))
