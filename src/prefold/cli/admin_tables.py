@@ -82,17 +82,18 @@ def _table(action: AdminAction, document: _Document) -> Table:
         return _columns(_rows(document, name), columns)
     match action:
         case AdminAction.STATS:
-            return _pairs(_flat(document))
+            table = _pairs(_flat(document))
         case AdminAction.TREE:
-            return _tree(_rows(document, "runs"))
+            table = _tree(_rows(document, "runs"))
         case AdminAction.APPROVE:
-            return _columns([document], _APPROVAL)
+            table = _columns([document], _APPROVAL)
         case AdminAction.MISSES:
-            return _columns(miss_rows(document), _MISS_COLUMNS)
+            table = _columns(miss_rows(document), _MISS_COLUMNS)
         case AdminAction.EXPLAIN:
-            return _lines(explanation_lines(document))
+            table = _lines(explanation_lines(document))
         case _:
-            return _pairs(document)
+            table = _pairs(document)
+    return table
 
 
 def _lines(lines: Iterable[str]) -> Table:
