@@ -164,10 +164,13 @@ def test_a_sample_is_held_against_replays(
     assert len(report["curves"]) == len(report["live"]) == 3
     for row in report["curves"]:
         assert row["sampled"] <= 16_384
-        assert row["mean_error"] <= row["max_error"] <= report["max_error"]
+        # Prompts that exceed the smallest size are followed, though a cache refuses them.
+        assert row["mean_error"] <= report["max_error"]
+        assert row["mean_error"] <= row["max_error"] < 0.1
         assert 0 < row["exact"][-1] <= 1
     for row in report["live"]:
-        assert row["mean_error"] <= report["max_error"]
+        assert row["mean_error"] < 0.1
+        assert row["estimated"] == sorted(row["estimated"])
     overhead = report["overhead"]
     assert (overhead["requests"], overhead["prompt_tokens"]) == (3, 72)
     assert overhead["share"] == overhead["what_if_s"] / overhead["step_s"] > 0
