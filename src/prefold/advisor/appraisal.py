@@ -26,6 +26,7 @@ from prefold.advisor.advice import (
 from prefold.advisor.block_tree import BlockTree, grow_block_tree
 from prefold.advisor.fair_split import split_fairly, users_of_runs
 from prefold.advisor.lru_replay import LruReplay, replay_lru
+from prefold.advisor.progress import SILENT, Progress
 from prefold.advisor.run_tree import grow_run_tree
 from prefold.advisor.trace import Trace, TraceRequest
 from prefold.advisor.verdict import Load, Verdict, judge
@@ -53,22 +54,6 @@ _MANY_RUNS = 24
 
 #: Often enough for a bar, and rare enough to cost nothing.
 _REQUESTS_A_REPORT = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Whom to tell how far it is.
-
-    Attributes:
-        begin: Called with a step's name and its size, when it begins.
-        advance: Called with how much of it is done.
-    """
-
-    begin: Callable[[str, int], None] = lambda _step, _size: None
-    advance: Callable[[int], None] = lambda _done: None
-
-
-SILENT = Progress()
 
 
 def appraise(
