@@ -125,7 +125,7 @@ def main() -> int:
     except InvalidInputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    passed = all(each.passed for each in (*speeds, *comparisons))
+    passed = all(it.passed for it in speeds) and all(it.passed for it in comparisons)
     if arguments.json:
         document = {
             "passed": passed,

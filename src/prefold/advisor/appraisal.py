@@ -26,6 +26,7 @@ from prefold.advisor.advice import (
 from prefold.advisor.block_tree import BlockTree, grow_block_tree
 from prefold.advisor.fair_split import split_fairly, users_of_runs
 from prefold.advisor.lru_replay import LruReplay, replay_lru
+from prefold.advisor.progress import SILENT, Progress
 from prefold.advisor.run_tree import grow_run_tree
 from prefold.advisor.trace import Trace, TraceRequest
 from prefold.advisor.verdict import Load, Verdict, judge
@@ -44,30 +45,15 @@ NUM_NAMED = 10
 MAX_TENANTS = 200
 OTHERS = "(others)"
 
-#: Sizes of the curve: one that holds all, a half of it, and so on.
-NUM_SIZES = 8
+#: Sizes of the curve, as powers of two that divide what holds everything, and the machine.
+_PARTS_OF_ALL = (0, 1, 3, 5, 7)
+_PARTS_OF_MACHINE = (0, 1, 3)
 
 #: Runs of ids a prompt, on average, from which single ids are faster to compare.
 _MANY_RUNS = 24
 
 #: Often enough for a bar, and rare enough to cost nothing.
 _REQUESTS_A_REPORT = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Whom to tell how far it is.
-
-    Attributes:
-        begin: Called with a step's name and its size, when it begins.
-        advance: Called with how much of it is done.
-    """
-
-    begin: Callable[[str, int], None] = lambda _step, _size: None
-    advance: Callable[[int], None] = lambda _done: None
-
-
-SILENT = Progress()
 
 
 def appraise(
@@ -176,6 +162,11 @@ class _Facts:
         return (replayed.num_blocks or replayed.peak_blocks) * self.block_bytes
 
     @property
+    def machine_blocks(self) -> int:
+        """Blocks that the machine has room for."""
+        return int(self.prices.thresholds.price.machine_bytes / self.block_bytes)
+
+    @property
     def everybody(self) -> Bools:
         return np.ones(len(self.arrivals), dtype=np.bool_)
 
@@ -274,7 +265,10 @@ def _reported(
 def _curve(facts: _Facts, all_held: LruReplay, progress: Progress) -> list[LruReplay]:
     """Return replays of several sizes, the smallest first."""
     most = all_held.peak_blocks
-    sizes = sorted({most >> power for power in range(1, NUM_SIZES)} - {0})
+    machine = facts.machine_blocks
+    wanted = {most >> power for power in _PARTS_OF_ALL}
+    wanted |= {machine >> power for power in _PARTS_OF_MACHINE}
+    sizes = sorted(size for size in wanted if 0 < size < most)
     num_requests = len(facts.arrivals)
     progress.begin("Replaying smaller caches", len(sizes) * num_requests)
     smaller = [
@@ -289,9 +283,17 @@ def _counting_from(begin: int, progress: Progress) -> Callable[[int], None]:
 
 
 def _decisive(facts: _Facts, points: Sequence[LruReplay], all_held: LruReplay) -> LruReplay:
-    """Return the size that is worth most of those that pay; all, if none does."""
-    best, most = all_held, -math.inf
-    for each in points:
+    """Return the size that is worth most of those that pay.
+
+    If none does, the largest. What the machine has not is not looked at.
+    """
+    fitting = [
+        each
+        for each in points
+        if (each.num_blocks or each.peak_blocks) <= facts.machine_blocks
+    ]
+    best, most = (fitting or points[:1])[-1], -math.inf
+    for each in fitting:
         point = facts.point(each)
         net = point.saved_ms if point.net_ms_per_s is None else point.net_ms_per_s
         if net > most and facts.verdict(each, all_held).pays:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from prefold.advisor.advice import Prices
 from prefold.advisor.advice_document import make_document
-from prefold.advisor.appraisal import Progress, appraise
+from prefold.advisor.appraisal import appraise
 from prefold.advisor.lint import Lint, lint
+from prefold.advisor.progress import Progress
 from prefold.advisor.report import render_report
 from prefold.advisor.request_log import BYTES_PER_TOKEN
 from prefold.advisor.trace_reader import TraceOptions

@@ -77,14 +77,13 @@ def _take(engine: Engine, meter: WorthMeter, tenants: Mapping[str, str]) -> Wort
         if path is not None and path in tenants
     }
     best, worst = _ranked(holdings, prices)
-    total = _figures(meter.total, holdings.block_s, span_s, prices)
     return WorthReply(
         since=int(meter.since),
-        total=WorthFigures(**total),
+        total=_figures(meter.total, holdings.block_s, span_s, prices),
         tenants=[
             TenantWorth(
                 tenant=name,
-                **_figures(sums, by_tenant.get(name, 0.0), span_s, prices),
+                **_figures(sums, by_tenant.get(name, 0.0), span_s, prices).model_dump(),
             )
             for name, sums in meter.by_tenant.items()
         ],
@@ -98,7 +97,7 @@ def _take(engine: Engine, meter: WorthMeter, tenants: Mapping[str, str]) -> Wort
 
 def _figures(
     sums: TenantSums, block_s: float, span_s: float, prices: _Prices
-) -> dict[str, object]:
+) -> WorthFigures:
     fit, size = prices.fit, prices.block_bytes
     saved_ms = None if fit is None else sums.hits.ms(fit)
     held = None if size is None else block_s * size
@@ -112,22 +111,22 @@ def _figures(
     quantiles = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
     lengths = {name: sums.hit_lengths.quantile(at) for name, at in quantiles.items()}
     seen = sums.hits.tokens + sums.evicted.tokens
-    return {
-        "requests": sums.num_requests,
-        "prompt_tokens": sums.prompts.tokens,
-        "hit_tokens": sums.hits.tokens,
-        "repetition_rate": ratio(seen, sums.prompts.tokens),
-        "hit_rate": ratio(sums.hits.tokens, sums.prompts.tokens),
-        "hit_length": LengthFigures(**lengths),
-        "saved_ms": saved_ms,
-        "held_byte_seconds": held,
-        "eviction_ms": None if fit is None else sums.evicted.ms(fit),
-        "saved_ms_per_s": None if reuse is None else reuse.saved_ms_per_s,
-        "saved_ms_per_gib_s": None if reuse is None else _finite(reuse.saved_ms_per_gib_s),
-        "break_even_per_s": None
+    return WorthFigures(
+        requests=sums.num_requests,
+        prompt_tokens=sums.prompts.tokens,
+        hit_tokens=sums.hits.tokens,
+        repetition_rate=ratio(seen, sums.prompts.tokens),
+        hit_rate=ratio(sums.hits.tokens, sums.prompts.tokens),
+        hit_length=LengthFigures(**lengths),
+        saved_ms=saved_ms,
+        held_byte_seconds=held,
+        eviction_ms=None if fit is None else sums.evicted.ms(fit),
+        saved_ms_per_s=None if reuse is None else reuse.saved_ms_per_s,
+        saved_ms_per_gib_s=None if reuse is None else _finite(reuse.saved_ms_per_gib_s),
+        break_even_per_s=None
         if reuse is None
         else _finite(reuse.break_even_per_s(prices.price)),
-    }
+    )
 
 
 def _verdict(meter: WorthMeter, holdings: Holdings, prices: _Prices) -> str:

@@ -93,14 +93,14 @@ def test_what_a_server_tells(tmp_path: Path) -> None:
             await complete(rig, prompt, "blue")
             await rig.planes.engine.call(lambda it: it.cache.cost.assume(FIT))
             document = await worth_of(rig)
-            check(document, len(prompt))
+            check(document)
             # Nothing of what was asked is told.
             assert "abcdefgh" not in str(document)
 
     asyncio.run(main())
 
 
-def check(document: dict[str, object], num_tokens: int) -> None:
+def check(document: dict[str, object]) -> None:
     total, tenants = document["total"], document["tenants"]
     assert isinstance(total, dict)
     assert isinstance(tenants, list)
@@ -110,7 +110,9 @@ def check(document: dict[str, object], num_tokens: int) -> None:
     assert (total["hit_tokens"], blue["hit_tokens"]) == (acme["hit_tokens"], 0)
     assert acme["hit_rate"] > 0.6
     assert acme["repetition_rate"] == acme["hit_rate"]
-    assert acme["hit_length"]["p90"] >= num_tokens * 3 // 4
+    # Two of its three requests hit the same, told to within an eighth.
+    each = acme["hit_tokens"] / 2
+    assert each * 7 / 8 <= acme["hit_length"]["p90"] <= each
     assert acme["saved_ms"] == pytest.approx(10 * acme["hit_tokens"])
     assert (total["eviction_ms"], blue["saved_ms"]) == (0, 0)
     assert str(document["verdict"]).startswith("It ")
