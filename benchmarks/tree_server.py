@@ -17,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,7 @@ def page_pauses_ms(cache: PrefixCache) -> dict[str, float]:
         if page is None or page.following is None:
             break
         last = page.following
-    asked = {
+    asked: dict[str, Callable[[], object]] = {
         "beginnings": lambda: browser.children(None, limit=200, num_text_tokens=32),
         "the last beginnings": lambda: browser.children(
             None, limit=200, num_text_tokens=32, cursor=last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -376,11 +377,9 @@ def test_the_policy_lets_no_other_script_run(view: PageOf) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_it_fits_and_can_be_read(
-    scheme: str, width: int, server: ServerProcess, browser: Browser
+    scheme: Literal["light", "dark"], width: int, server: ServerProcess, browser: Browser
 ) -> None:
-    view = PageOf(
-        server, browser, color_scheme=scheme, viewport={"width": width, "height": 740}
-    )
+    view = PageOf(server, browser, width=width, scheme=scheme)
     page = view.sign_in()
     rows(page).first.click()
     expect(page.locator("#details")).to_contain_text("Position")

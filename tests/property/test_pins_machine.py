@@ -7,16 +7,21 @@ all invariants hold.
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prefold.cache import (
+    BrowsedRun,
     ByAge,
     ByDomain,
     ByPrefix,
     Everything,
+    ListedRun,
     ListingBounds,
     PageCursor,
+    PrefixCache,
     Selector,
 )
 from prefold.errors import CapacityError, InvalidInputError, OutOfBlocksError
@@ -36,12 +41,13 @@ BOUNDS = ListingBounds(max_nodes=10_000, max_depth=10_000)
 class PinsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.driver = CacheDriver(NUM_BLOCKS, B, shares=True, clock=SettableClock(1_000.0))
+        self.clock = SettableClock(1_000.0)
+        self.driver = CacheDriver(NUM_BLOCKS, B, shares=True, clock=self.clock)
         #: What operators pinned: by handle, whose it is and what leads to it.
         self.pinned: dict[str, tuple[Domain, AudienceKind, list[int]]] = {}
 
     @property
-    def cache(self):  # type: ignore[no-untyped-def]
+    def cache(self) -> PrefixCache:
         return self.driver.cache
 
     # -- moves ---------------------------------------------------------------------
@@ -66,14 +72,14 @@ class PinsMachine(RuleBasedStateMachine):
                 self.driver.end(run)
 
     @rule(pick=st.randoms(use_true_random=False))
-    def withdraw(self, pick) -> None:  # type: ignore[no-untyped-def]
+    def withdraw(self, pick: Random) -> None:
         approvals = self.cache.approved.approvals()
         if approvals:
             self.cache.withdraw(pick.choice(approvals).approval_id)
             self._forget_unfound()
 
     @rule(pick=st.randoms(use_true_random=False))
-    def pin(self, pick) -> None:  # type: ignore[no-untyped-def]
+    def pin(self, pick: Random) -> None:
         runs = self._all_runs()
         if not runs:
             return
@@ -84,11 +90,12 @@ class PinsMachine(RuleBasedStateMachine):
         except (InvalidInputError, CapacityError):
             return
         assert is_there
+        assert content is not None
         tokens = content.token_ids.tolist()
         self.pinned[run.handle] = (content.domain, content.kind, tokens)
 
     @rule(pick=st.randoms(use_true_random=False))
-    def unpin(self, pick) -> None:  # type: ignore[no-untyped-def]
+    def unpin(self, pick: Random) -> None:
         if self.pinned:
             handle = pick.choice(sorted(self.pinned))
             assert self.cache.browser.unpin(handle)
@@ -104,7 +111,7 @@ class PinsMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 10.0]))
     def wait(self, seconds: float) -> None:
-        self.driver.clock.advance(seconds)  # type: ignore[union-attr]
+        self.clock.advance(seconds)
         self.cache.expire_due()
         self._forget_unfound()
 
@@ -148,7 +155,9 @@ class PinsMachine(RuleBasedStateMachine):
         self.driver.check()
         self.cache.browser.check_invariants()
         for handle, (domain, kind, tokens) in self.pinned.items():
-            assert self.cache.browser.run(handle, num_text_tokens=0).is_pin
+            run = self.cache.browser.run(handle, num_text_tokens=0)
+            assert run is not None
+            assert run.is_pin
             reader = domain if kind is AudienceKind.OWN else Domain("a/b")
             found = self.driver.lookup([*tokens, 9], reader)
             assert found.num_matched_tokens >= len(tokens)
@@ -164,8 +173,9 @@ class PinsMachine(RuleBasedStateMachine):
         listed = self.cache.listing(BOUNDS)
         assert shown == sorted(_facts(run) for run in listed.runs)
 
-    def _all_runs(self):  # type: ignore[no-untyped-def]
-        found, waiting = [], [None]
+    def _all_runs(self) -> list[BrowsedRun]:
+        found: list[BrowsedRun] = []
+        waiting: list[str | None] = [None]
         while waiting:
             parent = waiting.pop()
             cursor: PageCursor | None = None
@@ -173,6 +183,7 @@ class PinsMachine(RuleBasedStateMachine):
                 page = self.cache.browser.children(
                     parent, limit=2, num_text_tokens=99, cursor=cursor
                 )
+                assert page is not None
                 found += page.runs
                 waiting += [run.handle for run in page.runs]
                 cursor = page.following
@@ -181,7 +192,9 @@ class PinsMachine(RuleBasedStateMachine):
         return found
 
 
-def _facts(run) -> tuple[object, ...]:  # type: ignore[no-untyped-def]
+def _facts(
+    run: BrowsedRun | ListedRun,
+) -> tuple[int, tuple[int, ...], str, bool, str, bool]:
     tokens = tuple(run.token_ids.tolist())
     return (run.start, tokens, run.domain, run.is_salted, run.kind.value, run.is_partial)
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -55,10 +56,17 @@ class PageOf:
         asked: Addresses of everything that was loaded.
     """
 
-    def __init__(self, server: ServerProcess, browser: Browser, **settings: object) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        browser: Browser,
+        *,
+        width: int = 1280,
+        scheme: Literal["light", "dark"] = "light",
+    ) -> None:
         self.server = server
         context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 900}, **settings}  # type: ignore[arg-type]
+            viewport={"width": width, "height": 900}, color_scheme=scheme
         )
         context.set_default_timeout(PATIENCE_MS)
         self.page: Page = context.new_page()

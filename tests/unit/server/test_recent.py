@@ -29,7 +29,7 @@ def output(
 ) -> RequestOutput:
     reason = None if miss is None else MissReason(kind=miss, at_token=cached)
     return RequestOutput(
-        request_id=RequestId(1),
+        request_id=RequestId("1"),
         text="",
         token_ids=(),
         finish_reason=FinishReason.LENGTH,
