@@ -81,11 +81,12 @@ def test_a_number_has_the_same_compiled_bits_wherever_it_lies(
 ) -> None:
     torch.set_num_threads(threads)
     activation = native(name)
-    number = (torch.randn(1) * 3).to(dtype)
-    expected = activation(number)
-    for count in (2, 7, 9, 511, 513, 65_537):
-        found = activation(number.expand(count))
-        assert torch.equal(found, expected.expand(count))
+    numbers = (torch.randn(65_537) * 3).to(dtype)
+    expected = activation(numbers)
+    # Each number is at some time among those that fill no vector.
+    for count in (*range(1, 100), 511, 513, 40_001):
+        assert torch.equal(activation(numbers[:count]), expected[:count])
+    assert all(torch.equal(activation(numbers[i]), expected[i]) for i in range(100))
 
 
 @NATIVE
