@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prefold.advisor.advice import Prices
-from prefold.advisor.breakpoints import BreakKind, Breakpoint, explain_difference
+from prefold.advisor.break_kind import BreakKind
+from prefold.advisor.breakpoints import Breakpoint, explain_difference
 from prefold.advisor.prompt_log import LoggedPrompt
 from prefold.advisor.prompt_pieces import CountTokens, Pieces, cut, shared_length
 from prefold.advisor.prompt_scan import Parting, Place, PromptScan, scan_prompts

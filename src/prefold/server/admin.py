@@ -150,7 +150,7 @@ def make_admin_app(
     def maker() -> TextMaker:
         return TextMaker(model=models.get() if config.allow_prompt_text else None)
 
-    guarded.include_router(runs_router(engine, readers, maker, timeout_s))
+    guarded.include_router(runs_router(engine, readers, maker, timeout_s, metrics.journal))
     guarded.include_router(pins_router(engine))
     facts = PageFacts(
         tenants=[tenant.name for tenant in tenants],

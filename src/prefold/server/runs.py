@@ -27,6 +27,7 @@ from prefold.identity.domain import AudienceKind, Domain
 from prefold.server import sharing
 from prefold.server.admin_protocol import ReceiptReply
 from prefold.server.errors import HttpError
+from prefold.server.journal import Journal
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.runs_protocol import (
     ApproveRunRequest,
@@ -183,8 +184,10 @@ async def search(
     )
 
 
-async def invalidate(engine: AsyncEngine, run_id: str) -> ReceiptReply:
+async def invalidate(engine: AsyncEngine, run_id: str, journal: Journal) -> ReceiptReply:
     """Drop what a domain has that begins as a run does, and what continues it.
+
+    What ``journal`` keeps of that domain goes with it.
 
     Of what it wrote and what is approved for it, only the kind that the run is of.
 
@@ -193,9 +196,9 @@ async def invalidate(engine: AsyncEngine, run_id: str) -> ReceiptReply:
         EngineStoppedError: The engine cannot be asked.
     """
 
-    def carry_out(it: Engine) -> Receipt:
+    def carry_out(it: Engine) -> tuple[Receipt, Domain]:
         content = _whole_content(it, run_id, "drop")
-        return it.cache.invalidate(
+        receipt = it.cache.invalidate(
             ByPrefix(
                 fingerprint=content.fingerprint,
                 domain=content.domain,
@@ -203,8 +206,11 @@ async def invalidate(engine: AsyncEngine, run_id: str) -> ReceiptReply:
                 tokens=content.entry_ids,
             )
         )
+        return receipt, content.domain
 
-    return sharing.to_receipt_reply(await engine.call(carry_out))
+    receipt, domain = await engine.call(carry_out)
+    journal.forget(domain)
+    return sharing.to_receipt_reply(receipt)
 
 
 async def approve(

@@ -14,6 +14,7 @@ from prefold.server.admin_protocol import EmptyRequest, ReceiptReply
 from prefold.server.attendance import while_wanted
 from prefold.server.body import body_size
 from prefold.server.figures import PageFacts, read_figures
+from prefold.server.journal import Journal
 from prefold.server.prompt_reader import PromptReader
 from prefold.server.protocol import ERROR_RESPONSES
 from prefold.server.recent import RecentHits
@@ -73,6 +74,7 @@ def runs_router(
     readers: PerModel[PromptReader],
     maker: Callable[[], runs.TextMaker],
     timeout_s: float | None,
+    journal: Journal,
 ) -> APIRouter:
     """Return the routes.
 
@@ -81,6 +83,7 @@ def runs_router(
         readers: Read prompts.
         maker: Returns what makes text of tokens at this moment.
         timeout_s: How long an approval may take.
+        journal: What is kept of past requests; forgets what is dropped.
     """
     router = APIRouter(responses=ERROR_RESPONSES)
 
@@ -114,7 +117,7 @@ def runs_router(
     ) -> ReceiptReply:
         """Drop a run and all that continues it, at once."""
         del request
-        return await runs.invalidate(engine, id)
+        return await runs.invalidate(engine, id, journal)
 
     @router.post("/cache/runs/{id}/approve")
     async def approve(

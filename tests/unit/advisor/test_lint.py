@@ -11,7 +11,7 @@ import pytest
 
 from prefold.advisor.block_maker import BlockMaker
 from prefold.advisor.block_tree import grow_block_tree
-from prefold.advisor.breakpoints import BreakKind
+from prefold.advisor.break_kind import BreakKind
 from prefold.advisor.lint import Breaker, lint
 from prefold.advisor.lru_replay import replay_lru
 from prefold.advisor.prompt_log import LoggedPrompt, Segment

@@ -537,6 +537,7 @@ def test_no_tenant_is_compared_with_another(tmp_path: Path) -> None:
         ("/cache/invalidate", {"prompt": HEAD}),
         ("/cache/invalidate", {"older_than_s": 0}),
         ("/cache/invalidate", {"field": "weights", "value": "current"}),
+        ("/cache/runs/{id}/invalidate", {}),
     ],
 )
 def test_what_was_invalidated_is_compared_with_nothing(
@@ -545,7 +546,9 @@ def test_what_was_invalidated_is_compared_with_nothing(
     async def check(rig: Rig) -> None:
         await complete(rig, f"{HEAD}ab", "acme")
         async with rig.admin() as admin:
-            assert (await admin.post(path, json=body)).status_code == 200
+            [first, *_] = (await admin.get("/cache/runs")).json()["data"]
+            place = path.format(id=first["id"])
+            assert (await admin.post(place, json=body)).status_code == 200
         second = await complete(rig, f"{HEAD}cd", "acme")
         [prompt] = (await get(rig, f"/cache/explain/{second}"))["prompts"]
         assert prompt["earlier"] is None
