@@ -18,6 +18,7 @@ from prefold.engine.experts import GATE, PACKED
 from prefold.engine.linear import has_hooks
 from prefold.engine.panels import PanelMaker, obstacle_in
 from prefold.engine.thread_share import even_length
+from prefold.errors import InvariantError
 
 #: Whose gates are an activation module and a product.
 _PLAIN_GATES = "transformers.integrations.moe"
@@ -80,11 +81,11 @@ class PackedExperts:
         chosen = top_k_index.shape[-1]
         experts = top_k_index.reshape(-1)
         order = torch.argsort(experts, stable=True)
-        counts = torch.bincount(experts, minlength=module.num_experts).tolist()
+        counts = torch.bincount(experts, minlength=_number(module.num_experts)).tolist()
         rows = self._up.run(hidden_states[order // chosen], counts)
         rows = self._down.run(_activate(module, rows), counts)
         if module.has_post_expert_norm:
-            rows = module.post_expert_norm(rows)
+            rows = module.get_submodule("post_expert_norm")(rows)
         by_token = torch.empty_like(rows)
         by_token[order] = rows
         weighted = (by_token * top_k_weights.reshape(-1, 1)).view(
@@ -149,12 +150,21 @@ def _obstacle_of(module: nn.Module) -> str | None:
     return None
 
 
+def _number(attribute: object) -> int:
+    """Return what a module's attribute is where mypy believes in tensors and modules."""
+    if not isinstance(attribute, int):
+        raise InvariantError("the number of experts is no number")
+    return attribute
+
+
 def _activate(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """Return ``[rows, inputs of the second projection]``, without gaps."""
     gate: Callable[[torch.Tensor], torch.Tensor] = getattr(module, GATE)
     activated: torch.Tensor
     if not module.has_gate:
-        activated = module.act_fn(rows)
+        # A module's attributes are tensors or modules, mypy believes.
+        act: Callable[[torch.Tensor], torch.Tensor] = module.act_fn  # type: ignore[assignment]
+        activated = act(rows)
     elif getattr(type(module), GATE).__module__ == _PLAIN_GATES:
         activated = gate(rows)
     else:

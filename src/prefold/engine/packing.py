@@ -112,7 +112,7 @@ def _pack(
     if isinstance(module, nn.Embedding):
         show_panels(module, PackedLinear(maker, own, outputs, None))
         return module
-    bias = module.get_parameter("bias") if module.bias is not None else None
+    bias = dict(module.named_parameters(recurse=False)).get("bias")
     for name in [name for name, _ in module.named_parameters(recurse=False)]:
         module.register_parameter(name, None)
     return PackedLinear(maker, own, outputs, bias).train(mode=module.training)

@@ -175,8 +175,10 @@ def _one_layer(model: nn.Module) -> Iterator[None]:
 def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
     """Keep the output rows of every module but the head and what is made of all."""
     found: dict[str, torch.Tensor] = {}
-    # transformers leaves this call without annotations.
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    # A module's attributes are tensors or modules, mypy believes.
+    find: Callable[[], nn.Module | None]
+    find = model.get_output_embeddings  # type: ignore[assignment]
+    head = find()
 
     def keep(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:

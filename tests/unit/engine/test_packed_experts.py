@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,9 @@ def make_experts(kind: str) -> nn.Module:
     config = AutoConfig.for_model(kind, **_SIZES)
     config._experts_implementation = "batched_mm"
     torch.manual_seed(0)
-    module: nn.Module = KINDS[kind](config)
+    # transformers leaves these calls without annotations.
+    make: Any = KINDS[kind]
+    module: nn.Module = make(config)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
     return module.requires_grad_(requires_grad=False)
