@@ -161,7 +161,7 @@ def test_it_goes_on_asking_while_it_is_seen_and_not_otherwise(view: PageOf) -> N
         return sum("/cache/figures" in url for url in view.asked)
 
     for _ in range(2):
-        page.wait_for_request(lambda request: "/cache/figures" in request.url)
+        page.wait_for_event("request", lambda request: "/cache/figures" in request.url)
     page.evaluate(
         "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
         "document.dispatchEvent(new Event('visibilitychange'))"
