@@ -129,6 +129,8 @@ class PinsMachine(RuleBasedStateMachine):
                 tokens=as_tokens(prompt),
             )
         elif which == 3:
+            # What is as old as the cut stays; so nothing is.
+            self.clock.advance(1.0)
             selector = ByAge(older_than_s=0.0)
         self.cache.invalidate(selector)
         self.pinned = {

@@ -127,8 +127,9 @@ class Wrapped(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.base_layer(states)
-        down: torch.Tensor = self.lora_A["a"].get_parameter("weight")
-        low: torch.Tensor = self.lora_B["a"](self.lora_A["a"](states.to(down.dtype)))
+        # No parameter any more once it is packed.
+        dtype: torch.dtype = self.lora_A["a"].weight.dtype  # type: ignore[assignment]
+        low: torch.Tensor = self.lora_B["a"](self.lora_A["a"](states.to(dtype)))
         return result + low * 0.5
 
 
