@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from prefold.engine.batch import SequenceSlice, StepPlan
@@ -121,22 +124,28 @@ def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
     )
 
 
-def tiny_model(
-    model_type: str, *, max_model_len: int = 100, **changes: object
-) -> LoadedModel:
-    config = tiny_config(model_type, **changes)
-    check_config(config)
+def fresh_model(config: PreTrainedConfig, attention: str | None = None) -> PreTrainedModel:
+    """Return the same model of a configuration each time."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32, attn_implementation=attention
     )
     # Larger weights than at initialisation, or attention is the same for every key.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 or "sinks" in name:
                 parameter.normal_(std=0.3)
-    tokenizer = make_tokenizer()
-    return prepare_model(model, tokenizer, LoadOptions(), max_model_len)
+    return model
+
+
+def tiny_model(
+    model_type: str, *, max_model_len: int = 100, **changes: object
+) -> LoadedModel:
+    config = tiny_config(model_type, **changes)
+    check_config(config)
+    return prepare_model(
+        fresh_model(config), make_tokenizer(), LoadOptions(), max_model_len
+    )
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
@@ -179,17 +188,10 @@ def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
 
     assert torch.equal(run(slices[0]), rows[:14])
     long_frequencies = torch.tensor(_LONG_FACTORS) * 10000.0 ** (torch.arange(4) / 4)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        tiny_config("phi3"), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    weights = {
-        name.replace(".inner", ""): value
-        for name, value in loaded.model.state_dict().items()
-    }
-    model.load_state_dict(weights)
+    model = fresh_model(tiny_config("phi3"), "eager").eval()
     for prompt, got in zip(prompts, torch.split(rows, [14, 90]), strict=True):
         # Makes transformers take the long set for the short prompt too.
-        rotary = model.model.rotary_emb
+        rotary: Any = model.get_submodule("model.rotary_emb")
         rotary.original_inv_freq = (1 / long_frequencies).float()
         with torch.inference_mode():
             expected = model(
