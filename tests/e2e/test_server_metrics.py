@@ -23,7 +23,7 @@ from prefold.server.snapshot import EngineSnapshot, QuotasOfPool, ShareOfPool
 from support.outputs import make_output
 from support.planes_rig import parse_metrics, total
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 CACHE = CacheSnapshot(
     blocks=BlockCounts(free=5, private=4, shared=3, idle=2),
