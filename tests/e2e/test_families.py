@@ -188,7 +188,7 @@ def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
 
     assert torch.equal(run(slices[0]), rows[:14])
     long_frequencies = torch.tensor(_LONG_FACTORS) * 10000.0 ** (torch.arange(4) / 4)
-    model = fresh_model(tiny_config("phi3"), "eager").eval()
+    model = fresh_model(tiny_config("phi3"), "eager").train(mode=False)
     for prompt, got in zip(prompts, torch.split(rows, [14, 90]), strict=True):
         # Makes transformers take the long set for the short prompt too.
         rotary: Any = model.get_submodule("model.rotary_emb")
