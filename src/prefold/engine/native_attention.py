@@ -48,7 +48,8 @@ class NativeAttention:
         out = torch.empty(1, num_rows, heads, values.geometry.size)
         self._pool.attend(
             self._step,
-            # As capsules: made in a tenth of the time it takes to ask a tensor for one.
+            # As capsules: made in a tenth of the time it takes to ask a tensor for one. The
+            # function is documented, but left out of its module's list of exports.
             to_dlpack(_readable(call.query)),
             to_dlpack(_readable(call.key)),
             to_dlpack(_readable(call.value)),

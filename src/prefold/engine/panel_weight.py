@@ -51,6 +51,7 @@ class PanelWeight(torch.Tensor):
     ) -> object:
         del types
         keywords = kwargs or {}
+        # torch passes on whatever the caller gave; only the calls below are answered here.
         if func is nn.functional.linear:
             return _multiply(*args, **keywords)  # type: ignore[arg-type]
         if func is nn.functional.embedding:
