@@ -46,7 +46,7 @@ static: install-compat
 	@echo "==> lint"
 	@$(bin)/ruff check .
 	@echo "==> types"
-	@$(bin)/mypy
+	@$(bin)/mypy --num-workers 2
 	@echo "==> imports"
 	@$(bin)/lint-imports --no-logo
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -114,12 +115,85 @@ def _new_key(server: ServerProcess, tenant: str) -> str:
     return str(json.loads(done.stdout)["key"])
 
 
+#: The harness takes long to import, and to look through the tasks that it comes with: one
+#: process evaluates as often as it is told, and knows the tasks of these tests alone.
+_HARNESS = """
+import json, os, sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+tasks = TaskManager(include_path=sys.argv[1], include_defaults=False)
+answers, sys.stdout = sys.stdout, sys.stderr
+for line in sys.stdin:
+    order = json.loads(line)
+    os.environ["OPENAI_API_KEY"] = order.pop("key")
+    found = simple_evaluate(**order, task_manager=tasks)
+    [scores], [samples] = found["results"].values(), found["samples"].values()
+    replies = [(sample["doc_id"], sample["resps"]) for sample in samples]
+    print(json.dumps({"scores": scores, "replies": replies}), file=answers, flush=True)
+"""
+
+
+#: After so long a command hangs.
+_MOST_SECONDS = 240.0
+
+
+class Harness:
+    """A process of ``lm_eval``, which evaluates once for each order."""
+
+    def __init__(self, tasks: Path) -> None:
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_HOME": str(tasks / "hf"),
+            "HF_ALLOW_CODE_EVAL": "0",
+        }
+        self._log = (tasks / "lm_eval.log").open("w+")
+        self._process = subprocess.Popen(  # noqa: S603 -- the evaluation harness
+            [sys.executable, "-c", _HARNESS, str(tasks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+
+    def evaluate(self, **order: object) -> Mapping[str, object]:
+        """Evaluate with these arguments of the harness; return scores and replies."""
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None
+        assert answers is not None
+        too_long = Timer(_MOST_SECONDS, self._process.kill)
+        too_long.start()
+        try:
+            orders.write(json.dumps(order) + "\n")
+            orders.flush()
+            answer = answers.readline()
+        finally:
+            too_long.cancel()
+        self._log.seek(0)
+        assert answer, self._log.read()[-3000:]
+        found: Mapping[str, object] = json.loads(answer)
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+
+@pytest.fixture(scope="module")
+def harness(tasks: Path) -> Iterator[Harness]:
+    running = Harness(tasks)
+    yield running
+    running.close()
+
+
 def _evaluate(
-    server: ServerProcess, model: Path, tasks: Path, tenant: str, task: str
+    server: ServerProcess, model: Path, harness: Harness, tenant: str, task: str
 ) -> Mapping[str, object]:
-    """Run one task as ``tenant``; return scores and samples."""
-    out = tasks / f"out-{tenant}-{task}"
-    arguments = {
+    """Run one task as ``tenant``; return scores and replies."""
+    about = {
         "base_url": f"{server.ready['public_url']}/v1/completions",
         "model": model.name,
         "tokenizer": str(model),
@@ -127,33 +201,14 @@ def _evaluate(
         "num_concurrent": 1,
         "max_length": 2048,
     }
-    command = [sys.executable, "-m", "lm_eval", "--model", "local-completions"]
-    command += ["--model_args", ",".join(f"{k}={v}" for k, v in arguments.items())]
-    command += ["--tasks", task, "--include_path", str(tasks), "--num_fewshot", "8"]
-    command += ["--output_path", str(out), "--log_samples", "--batch_size", "1"]
-    environment = {
-        **os.environ,
-        "OPENAI_API_KEY": _new_key(server, tenant),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(tasks / "hf"),
-        "HF_ALLOW_CODE_EVAL": "0",
-    }
-    done = subprocess.run(  # noqa: S603 -- the evaluation harness
-        command, capture_output=True, text=True, check=False, env=environment, timeout=240
+    return harness.evaluate(
+        model="local-completions",
+        model_args=",".join(f"{name}={value}" for name, value in about.items()),
+        tasks=[task],
+        num_fewshot=8,
+        batch_size=1,
+        key=_new_key(server, tenant),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    [results] = out.rglob("results_*.json")
-    [samples] = out.rglob("samples_*.jsonl")
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    return {
-        "scores": {
-            name: value
-            for name, value in json.loads(results.read_text())["results"][task].items()
-            if isinstance(value, float)
-        },
-        "replies": [(line["doc_id"], line["resps"]) for line in lines],
-    }
 
 
 def _computed_prompt_tokens(server: ServerProcess, tenant: str) -> tuple[float, float]:
@@ -176,12 +231,16 @@ def _computed_prompt_tokens(server: ServerProcess, tenant: str) -> tuple[float, 
     [("tiny_reply", 0.8), ("tiny_choice", 0.6)],
 )
 def test_scores_are_the_same_and_prefill_falls(
-    server: ServerProcess, model: Path, tasks: Path, task: str, least_saved: float
+    server: ServerProcess,
+    model: Path,
+    harness: Harness,
+    task: str,
+    least_saved: float,
 ) -> None:
     outcomes, computed = {}, {}
     for tenant in ("plain", "cached"):
         before = _computed_prompt_tokens(server, tenant)
-        outcomes[tenant] = _evaluate(server, model, tasks, tenant, task)
+        outcomes[tenant] = _evaluate(server, model, harness, tenant, task)
         after = _computed_prompt_tokens(server, tenant)
         computed[tenant] = (after[0] - before[0], after[1] - before[1])
     assert outcomes["plain"] == outcomes["cached"]

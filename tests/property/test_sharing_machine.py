@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from unittest.mock import patch
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -636,3 +637,5 @@ def _whole(selector: ByPrefix) -> tuple[int, ...]:
 
 
 TestSharing = SharingMachine.TestCase
+# A rule makes several moves, each of which is checked.
+TestSharing.settings = settings(max_examples=settings().max_examples // 2)
