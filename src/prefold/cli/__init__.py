@@ -5,7 +5,8 @@
 | ``main`` | the outermost shell: exit codes, Ctrl-C, closed pipes |
 | ``app`` | the commands and their options; imports no torch |
 | ``arguments`` | options that several commands have |
-| ``options`` | what the options say, as values |
+| ``options``, ``*_options`` | what the options say, as values |
+| ``spread`` | makes a value's fields options of a command |
 | ``lazy`` | loads a command's work when it is run |
 | ``quiet`` | keeps other libraries off the screen |
 | ``console`` | what is written where: results, steps and their progress |

@@ -51,16 +51,20 @@ def _locate(place: AdminPlace) -> AdminTarget:
 
 
 def _read_prompt(source: PromptSource, *, is_needed: bool) -> dict[str, object]:
-    given = [it for it in (source.text, source.file, source.messages) if it is not None]
+    given = [
+        it
+        for it in (source.prompt, source.prompt_file, source.messages_file)
+        if it is not None
+    ]
     if len(given) > 1 or (is_needed and not given):
         raise InvalidInputError(
             "give the prompt with one of --prompt, --prompt-file and --messages-file"
         )
-    if source.file is not None:
-        return {"prompt": _read(source.file)}
-    if source.messages is not None:
-        return _messages(_read(source.messages), source.messages)
-    return {} if source.text is None else {"prompt": source.text}
+    if source.prompt_file is not None:
+        return {"prompt": _read(source.prompt_file)}
+    if source.messages_file is not None:
+        return _messages(_read(source.messages_file), source.messages_file)
+    return {} if source.prompt is None else {"prompt": source.prompt}
 
 
 def _messages(text: str, path: Path) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, get_type_hints
 from urllib.parse import quote
 
@@ -12,6 +11,7 @@ from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace, Pro
 from prefold.cli.arguments import AsJson
 from prefold.cli.durations import parse_seconds
 from prefold.cli.lazy import load_light
+from prefold.cli.spread import spread
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import Domain
 from prefold.identity.fingerprint import Fingerprint
@@ -27,41 +27,6 @@ domains_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        help="Of the admin plane. [default: $PREFOLD_ADMIN_URL, the configuration's, or "
-        "http://127.0.0.1:8001]",
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        help="Holds the admin token. [default: $PREFOLD_ADMIN_TOKEN_FILE, the "
-        "configuration's, or admin_token in the user's state directory]",
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="The server's prefold.toml. "
-        "[default: $PREFOLD_CONFIG, or prefold.toml in this directory]",
-    ),
-]
-PromptText = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
-PromptFile = Annotated[
-    Path | None, typer.Option("--prompt-file", help="A file that holds it, as it is.")
-]
-MessagesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--messages-file",
-        help="A file with a JSON list of messages, or an object with messages and tools.",
-    ),
-]
 Tenant = Annotated[
     str | None,
     typer.Option(help="Whose requests are to find it; needed where there are several."),
@@ -89,45 +54,40 @@ def run(options: AdminOptions) -> int:
 
 
 @cache_app.command()
+@spread()
 def stats(
     *,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Show the cache's and the engine's figures."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return run(AdminOptions(action=AdminAction.STATS, place=place, as_json=as_json))
 
 
 @cache_app.command()
+@spread()
 def worth(
     *,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Say what caching saves and holds since the start, and whether it pays."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return run(AdminOptions(action=AdminAction.WORTH, place=place, as_json=as_json))
 
 
 @cache_app.command()
+@spread()
 def tree(
     *,
     max_nodes: Annotated[int, typer.Option(min=1, help="Runs to show at most.")] = 1000,
     depth: Annotated[int, typer.Option(min=1, help="Runs on one path at most.")] = 100,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Show the cached runs, each below the one that it continues."""
     options = AdminOptions(
         action=AdminAction.TREE,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"max_nodes": max_nodes, "depth": depth},
     )
@@ -135,48 +95,42 @@ def tree(
 
 
 @cache_app.command()
+@spread()
 def whatif(
     *,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Say what half, twice and four times the cache would hit and save."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return run(AdminOptions(action=AdminAction.WHATIF, place=place, as_json=as_json))
 
 
 @cache_app.command()
-def lookup(  # noqa: PLR0913 -- its options, each by name
+@spread()
+def lookup(
     *,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    messages_file: MessagesFile = None,
+    prompt: PromptSource,
     tenant: Tenant = None,
     domain: DomainBelow = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Say what a prompt would hit at this moment. Has no effect."""
     options = AdminOptions(
         action=AdminAction.LOOKUP,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"tenant": tenant, "domain": domain},
-        prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
+        prompt=prompt,
     )
     return run(options)
 
 
 @cache_app.command()
+@spread()
 def warm(  # noqa: PLR0913 -- its options, each by name
     *,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    messages_file: MessagesFile = None,
+    prompt: PromptSource,
     tenant: Tenant = None,
     domain: DomainBelow = None,
     ttl: Annotated[
@@ -186,15 +140,13 @@ def warm(  # noqa: PLR0913 -- its options, each by name
     priority: Annotated[
         int | None, typer.Option(help="From -100 to 100; lower ones go first. [default: 0]")
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Compute a prompt now, so that later requests hit it."""
     options = AdminOptions(
         action=AdminAction.WARM,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={
             "tenant": tenant,
@@ -202,12 +154,13 @@ def warm(  # noqa: PLR0913 -- its options, each by name
             "ttl_s": parse_seconds("--ttl", ttl),
             "priority": priority,
         },
-        prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
+        prompt=prompt,
     )
     return run(options)
 
 
 @cache_app.command()
+@spread()
 def approve(  # noqa: PLR0913 -- its options, each by name
     *,
     domain: Annotated[str, typer.Option(help="It and all below it share the prefix.")],
@@ -216,18 +169,14 @@ def approve(  # noqa: PLR0913 -- its options, each by name
     ttl: Annotated[
         str | None, typer.Option(help="How long it holds: 12h, 90d. [default: for ever]")
     ] = None,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    messages_file: MessagesFile = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    prompt: PromptSource,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Compute the beginning of prompts, and let all requests of a domain share it."""
     options = AdminOptions(
         action=AdminAction.APPROVE,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={
             "domain": domain,
@@ -235,26 +184,25 @@ def approve(  # noqa: PLR0913 -- its options, each by name
             "pinned": pinned,
             "ttl_s": parse_seconds("--ttl", ttl),
         },
-        prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
+        prompt=prompt,
     )
     return run(options)
 
 
 @cache_app.command()
+@spread()
 def approvals(
     *,
     domain: Annotated[
         str | None, typer.Option(help="Only for this domain and those below it.")
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """List the approved prefixes."""
     options = AdminOptions(
         action=AdminAction.APPROVALS,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"domain": domain},
     )
@@ -262,18 +210,17 @@ def approvals(
 
 
 @cache_app.command()
+@spread()
 def withdraw(
     *,
     approval: Annotated[str, typer.Argument(help="Its id, as 'cache approvals' shows it.")],
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """End an approval, at once."""
     options = AdminOptions(
         action=AdminAction.WITHDRAW,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"id": approval},
     )
@@ -281,6 +228,7 @@ def withdraw(
 
 
 @cache_app.command()
+@spread()
 def invalidate(  # noqa: PLR0913 -- its options, each by name
     *,
     everything: Annotated[bool, typer.Option("--everything", help="All of it.")] = False,
@@ -302,12 +250,8 @@ def invalidate(  # noqa: PLR0913 -- its options, each by name
     value: Annotated[
         str | None, typer.Option(help="'current', 'null', digits, or hexadecimal digits.")
     ] = None,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    messages_file: MessagesFile = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    prompt: PromptSource,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Drop what one selector covers, at once."""
@@ -323,44 +267,41 @@ def invalidate(  # noqa: PLR0913 -- its options, each by name
         fields["value"] = _value(field, value)
     options = AdminOptions(
         action=AdminAction.INVALIDATE,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields=fields,
-        prompt=PromptSource(text=prompt, file=prompt_file, messages=messages_file),
+        prompt=prompt,
         needs_prompt=False,
     )
     return run(options)
 
 
 @cache_app.command()
+@spread()
 def reset(
     *,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Drop everything that is cached, at once."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return run(AdminOptions(action=AdminAction.RESET, place=place, as_json=as_json))
 
 
 @domains_app.command()
+@spread()
 def revoke(
     *,
     path: Annotated[str, typer.Argument(help="The domain, such as acme/search.")],
     drain: Annotated[
         bool, typer.Option("--drain", help="Let open requests finish. [default: abort]")
     ] = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Revoke keys, requests and cached KV of a domain and of all below it."""
     options = AdminOptions(
         action=AdminAction.REVOKE,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         path=quote(Domain(path).path),
         fields={"requests": "drain" if drain else "abort"},

@@ -6,6 +6,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Of the admin plane. [default: $PREFOLD_ADMIN_URL, the configuration's, or "
+        "http://127.0.0.1:8001]",
+    ),
+]
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="Holds the admin token. [default: $PREFOLD_ADMIN_TOKEN_FILE, the "
+        "configuration's, or admin_token in the user's state directory]",
+    ),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="The server's prefold.toml. "
+        "[default: $PREFOLD_CONFIG, or prefold.toml in this directory]",
+    ),
+]
+_PromptText = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
+_PromptFile = Annotated[
+    Path | None, typer.Option("--prompt-file", help="A file that holds it, as it is.")
+]
+_MessagesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--messages-file",
+        help="A file with a JSON list of messages, or an object with messages and tools.",
+    ),
+]
 
 
 class AdminAction(Enum):
@@ -37,9 +76,9 @@ class AdminPlace:
         config: The ``prefold.toml`` of the server.
     """
 
-    url: str | None
-    token_file: Path | None
-    config: Path | None
+    url: _Url = None
+    token_file: _TokenFile = None
+    config: _Config = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +86,14 @@ class PromptSource:
     """Where a prompt comes from; at most one of them is given.
 
     Attributes:
-        text: The prompt itself.
-        file: Holds it, as it is.
-        messages: Holds a JSON list of messages, or an object with them and ``tools``.
+        prompt: The text itself.
+        prompt_file: Holds it, as it is.
+        messages_file: Holds a JSON list of messages, or an object with them and ``tools``.
     """
 
-    text: str | None = field(default=None, repr=False)
-    file: Path | None = None
-    messages: Path | None = None
+    prompt: _PromptText = field(default=None, repr=False)
+    prompt_file: _PromptFile = None
+    messages_file: _MessagesFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

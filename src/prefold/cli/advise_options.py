@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prefold.cli.arguments import AsJson, MsPer1kDepth, MsPerToken, Strict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +30,46 @@ class AdviseOptions:
         is_strict: Refuse a file that has anything wrong with it.
     """
 
-    source: Path
-    report: Path | None
-    capacity: str | None
-    machine_memory: str
-    ms_per_token: float
-    ms_per_1k_depth: float
-    ms_per_output_token: float
-    bytes_per_token: float
-    tokenizer: Path | None
-    block_size: int | None
-    trace_format: str | None
-    is_strict: bool
-    as_json: bool
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG_OR_TRACE",
+            help="JSON lines, plain or gzip: block ids, or bodies of requests.",
+        ),
+    ]
+    report: Annotated[
+        Path | None, typer.Option(help="Write all of it as one HTML page, too.")
+    ] = None
+    capacity: Annotated[
+        str | None,
+        typer.Option(help='Of the cache, such as "40GiB". [default: holds everything]'),
+    ] = None
+    machine_memory: Annotated[
+        str, typer.Option(help="What the machine has for KV: it is what memory costs.")
+    ] = "80GiB"
+    ms_per_token: MsPerToken = 0.1
+    ms_per_1k_depth: MsPer1kDepth = 0.01
+    ms_per_output_token: Annotated[
+        float,
+        typer.Option(min=0, help="A decode step, divided by the replies in a batch."),
+    ] = 1.0
+    bytes_per_token: Annotated[
+        float, typer.Option(min=1, help="KV of a token: 128 KiB is that of an 8B model.")
+    ] = 131_072
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="The model's directory, to count tokens. [default: by bytes]"),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens in a block. [default: as the file tells, or 16]"),
+    ] = None
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="compact, sessions, mooncake or openai. [default: as the rows tell]",
+        ),
+    ] = None
+    is_strict: Strict = False
+    as_json: AsJson = False

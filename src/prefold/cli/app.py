@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Protocol, cast
 
@@ -15,23 +16,7 @@ import typer
 
 from prefold.cli.admin_app import cache_app, domains_app
 from prefold.cli.advise_app import advise
-from prefold.cli.arguments import (
-    AsJson,
-    Attention,
-    BlockSize,
-    CacheBlocks,
-    CacheMemory,
-    CachePolicy,
-    Device,
-    Dtype,
-    KvDtype,
-    MaxModelLen,
-    ModelArgument,
-    ModelOption,
-    PositionOffset,
-    Rehash,
-    Threads,
-)
+from prefold.cli.arguments import AsJson, ModelArgument, ModelOption
 from prefold.cli.bench_app import bench_app
 from prefold.cli.keys_app import keys_app
 from prefold.cli.lazy import load
@@ -45,6 +30,7 @@ from prefold.cli.options import (
 from prefold.cli.quiet import quiet_libraries
 from prefold.cli.replay_app import replay
 from prefold.cli.serve_app import serve
+from prefold.cli.spread import spread
 from prefold.cli.verify_options import VerifyOptions
 from prefold.errors import InvalidInputError
 
@@ -84,56 +70,21 @@ def _prefold(
 
 
 @app.command()
-def demo(  # noqa: PLR0913 -- typer reads the options off the signature
-    *,
-    model: ModelOption = None,
-    cache_memory: CacheMemory = None,
-    cache_blocks: CacheBlocks = None,
-    cache_policy: CachePolicy = None,
-    block_size: BlockSize = 16,
-    dtype: Dtype = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    max_model_len: MaxModelLen = None,
-    position_offset: PositionOffset = 0,
-    rehash: Rehash = False,
-    as_json: AsJson = False,
-) -> int:
+@spread()
+def demo(*, model: ModelOption = None, how: ModelOptions, as_json: AsJson = False) -> int:
     """Show what a hit saves, and that it changes nothing else."""
-    options = DemoOptions(
-        model=ModelOptions(
-            model=model,
-            cache_memory=cache_memory,
-            cache_blocks=cache_blocks,
-            cache_policy=cache_policy,
-            block_size=block_size,
-            dtype=dtype,
-            device=device,
-            threads=threads,
-            max_model_len=max_model_len,
-            position_offset=position_offset,
-            rehash=rehash,
-        ),
-        as_json=as_json,
-    )
+    options = DemoOptions(model=replace(how, model=model), as_json=as_json)
     quiet_libraries(model)
     return load("prefold.cli.demo", "run_demo")(options)
 
 
 @app.command()
-def generate(  # noqa: PLR0913 -- as above
+@spread()
+def generate(  # noqa: PLR0913 -- typer reads the options off the signature
     *,
     model: ModelArgument = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")],
-    max_tokens: Annotated[int, typer.Option(help="Tokens of the reply at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest, up to this sum.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest; 0: all.")] = 0,
-    min_p: Annotated[
-        float,
-        typer.Option(help="Drop what is less likely than this share of the likeliest."),
-    ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal replies.")] = None,
+    sampling: SamplingOptions,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -142,41 +93,13 @@ def generate(  # noqa: PLR0913 -- as above
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system part of a chat.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Ask so many times.")] = 1,
-    cache_memory: CacheMemory = None,
-    cache_blocks: CacheBlocks = None,
-    cache_policy: CachePolicy = None,
-    block_size: BlockSize = 16,
-    dtype: Dtype = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    max_model_len: MaxModelLen = None,
-    position_offset: PositionOffset = 0,
-    rehash: Rehash = False,
+    how: ModelOptions,
     as_json: AsJson = False,
 ) -> int:
     """Answer one prompt, and say what of it was reused."""
     options = GenerateOptions(
-        model=ModelOptions(
-            model=model,
-            cache_memory=cache_memory,
-            cache_blocks=cache_blocks,
-            cache_policy=cache_policy,
-            block_size=block_size,
-            dtype=dtype,
-            device=device,
-            threads=threads,
-            max_model_len=max_model_len,
-            position_offset=position_offset,
-            rehash=rehash,
-        ),
-        sampling=SamplingOptions(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-        ),
+        model=replace(how, model=model),
+        sampling=sampling,
         prompt=prompt,
         chat=chat,
         system=system,
@@ -188,7 +111,8 @@ def generate(  # noqa: PLR0913 -- as above
 
 
 @app.command()
-def verify(  # noqa: PLR0913 -- as above
+@spread(without=("cache_memory", "cache_blocks", "cache_policy"))
+def verify(
     *,
     model: ModelArgument = None,
     prompts: Annotated[
@@ -198,34 +122,12 @@ def verify(  # noqa: PLR0913 -- as above
     full: Annotated[
         bool, typer.Option("--full", help="Run every prompt in every variant.")
     ] = False,
-    block_size: BlockSize = 16,
-    dtype: Dtype = None,
-    kv_dtype: KvDtype = None,
-    attention: Attention = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    max_model_len: MaxModelLen = None,
-    position_offset: PositionOffset = 0,
-    rehash: Rehash = False,
+    how: ModelOptions,
     as_json: AsJson = False,
 ) -> int:
     """Run prompts with and without the cache, and compare every bit."""
     options = VerifyOptions(
-        model=ModelOptions(
-            model=model,
-            block_size=block_size,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            attention=attention,
-            device=device,
-            threads=threads,
-            max_model_len=max_model_len,
-            position_offset=position_offset,
-            rehash=rehash,
-        ),
-        prompts=prompts,
-        is_full=full,
-        as_json=as_json,
+        model=replace(how, model=model), prompts=prompts, is_full=full, as_json=as_json
     )
     quiet_libraries(model)
     return load("prefold.cli.verify", "run_verify")(options)

@@ -52,6 +52,15 @@ Rehash = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse a file with anything wrong in it.")
+]
+MsPerToken = Annotated[
+    float, typer.Option(min=0, help="Prefill of a token that nothing stands before.")
+]
+MsPer1kDepth = Annotated[
+    float, typer.Option(min=0, help="More for every 1,000 tokens before it.")
+]
 
 # The same where a configuration file may say it instead.
 BlockSizeOrFile = Annotated[int | None, _BLOCK_SIZE]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from prefold.cli.arguments import (
-    AsJson,
-    BlockSize,
-    CacheBlocks,
-    CacheMemory,
-    Dtype,
-    ModelOption,
-    Threads,
-)
+from prefold.cli.arguments import AsJson, ModelOption
 from prefold.cli.bench_options import (
     BenchOptions,
     Endpoint,
     LoadOptions,
-    ScenarioName,
     ThroughputOptions,
 )
 from prefold.cli.lazy import load, load_light
 from prefold.cli.options import ModelOptions
 from prefold.cli.quiet import quiet_libraries
+from prefold.cli.spread import spread
 
 bench_app = typer.Typer(
     help="Measure servers, and the engine.",
@@ -40,6 +33,7 @@ def _bench(context: typer.Context) -> None:
 
 
 @bench_app.command()
+@spread()
 def serving(  # noqa: PLR0913 -- typer reads the options off the signature
     *,
     base_url: Annotated[
@@ -56,29 +50,14 @@ def serving(  # noqa: PLR0913 -- typer reads the options off the signature
         ),
     ] = None,
     endpoint: Annotated[Endpoint, typer.Option(help="Which interface.")] = Endpoint.CHAT,
-    scenario: Annotated[
-        ScenarioName, typer.Option(help="What prompts have in common.")
-    ] = ScenarioName.SHARED_PREFIX,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Clients.")] = 4,
-    shared_words: Annotated[
-        int, typer.Option(min=0, help="Words that each prompt begins with.")
-    ] = 800,
-    own_words: Annotated[int, typer.Option(min=1, help="Words that each adds.")] = 25,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 4,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of each reply at most.")
-    ] = 32,
-    seed: Annotated[int, typer.Option(help="Equal seeds, equal texts.")] = 0,
+    load: LoadOptions,
     extra_body: Annotated[
         str, typer.Option(help="A JSON object of fields added to every request.")
     ] = "{}",
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for one request.")
     ] = 600.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Send requests to a server and time its answers."""
     options = BenchOptions(
@@ -86,16 +65,7 @@ def serving(  # noqa: PLR0913 -- typer reads the options off the signature
         model=model,
         api_key=api_key,
         endpoint=endpoint,
-        load=LoadOptions(
-            scenario=scenario,
-            requests=requests,
-            concurrency=concurrency,
-            shared_words=shared_words,
-            own_words=own_words,
-            turns=turns,
-            max_tokens=max_tokens,
-            seed=seed,
-        ),
+        load=load,
         extra_body=extra_body,
         timeout_s=timeout,
         as_json=as_json,
@@ -104,6 +74,7 @@ def serving(  # noqa: PLR0913 -- typer reads the options off the signature
 
 
 @bench_app.command()
+@spread()
 def throughput(  # noqa: PLR0913 -- as above
     *,
     model: ModelOption = None,
@@ -117,23 +88,12 @@ def throughput(  # noqa: PLR0913 -- as above
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where a step's time goes.")
     ] = False,
-    cache_memory: CacheMemory = None,
-    cache_blocks: CacheBlocks = None,
-    block_size: BlockSize = 16,
-    dtype: Dtype = None,
-    threads: Threads = None,
+    how: ModelOptions,
     as_json: AsJson = False,
 ) -> int:
     """Time decode steps of the engine, for one sequence and for many."""
     options = ThroughputOptions(
-        model=ModelOptions(
-            model=model,
-            cache_memory=cache_memory,
-            cache_blocks=cache_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            threads=threads,
-        ),
+        model=replace(how, model=model),
         sequences=sequences,
         prompt_tokens=prompt_tokens,
         steps=steps,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+import typer
 
 from prefold.cli.options import ModelOptions
 
@@ -40,14 +43,20 @@ class LoadOptions:
         seed: Equal seeds make equal texts.
     """
 
-    scenario: ScenarioName
-    requests: int
-    concurrency: int
-    shared_words: int
-    own_words: int
-    turns: int
-    max_tokens: int
-    seed: int
+    scenario: Annotated[ScenarioName, typer.Option(help="What prompts have in common.")] = (
+        ScenarioName.SHARED_PREFIX
+    )
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Clients.")] = 4
+    shared_words: Annotated[
+        int, typer.Option(min=0, help="Words that each prompt begins with.")
+    ] = 800
+    own_words: Annotated[int, typer.Option(min=1, help="Words that each adds.")] = 25
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 4
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each reply at most.")
+    ] = 32
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal texts.")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="The prefold.toml that names the key file and the tenants. "
+        "[default: $PREFOLD_CONFIG, or prefold.toml in this directory]",
+    ),
+]
+_KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="The key file. [default: $PREFOLD_KEY_FILE, the configuration's, or "
+        "api_keys.json in the user's state directory]",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +35,8 @@ class KeyPlace:
         key_file: The key file itself.
     """
 
-    config: Path | None
-    key_file: Path | None
+    config: _Config = None
+    key_file: _KeyFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from prefold.cli.admin_app import Config, TokenFile, Url, run
+from prefold.cli.admin_app import run
 from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace
 from prefold.cli.arguments import AsJson
+from prefold.cli.spread import spread
 from prefold.errors import InvalidInputError
 
 #: What a server makes, and takes from its clients; dots alone would be another path.
 _REQUEST_ID = re.compile(r"(?!\.*$)[A-Za-z0-9._-]{1,64}")
 
 
+@spread()
 def explain(
     *,
     request_id: Annotated[
@@ -24,9 +26,7 @@ def explain(
     tenant: Annotated[
         str | None, typer.Option(help="Whose; needed where several used the id.")
     ] = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Say why a recent request did not hit further than it did."""
@@ -37,7 +37,7 @@ def explain(
         )
     options = AdminOptions(
         action=AdminAction.EXPLAIN,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         path=request_id,
         fields={"tenant": tenant},
@@ -45,18 +45,17 @@ def explain(
     return run(options)
 
 
+@spread()
 def misses(
     *,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """List the last prompts that missed something, newest first, with the reasons."""
     options = AdminOptions(
         action=AdminAction.MISSES,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"limit": limit},
     )

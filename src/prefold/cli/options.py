@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from prefold.cli.arguments import (
+    Attention,
+    BlockSize,
+    CacheBlocks,
+    CacheMemory,
+    CachePolicy,
+    Device,
+    Dtype,
+    KvDtype,
+    MaxModelLen,
+    PositionOffset,
+    Rehash,
+    Threads,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,30 +36,33 @@ class ModelOptions:
     """
 
     model: str | None = None
-    cache_memory: str | None = None
-    cache_blocks: int | None = None
-    cache_policy: str | None = None
-    block_size: int = 16
-    dtype: str | None = None
-    device: str = "cpu"
-    threads: int | None = None
-    max_model_len: int | None = None
-    position_offset: int = 0
-    rehash: bool = False
-    kv_dtype: str | None = None
-    attention: str | None = None
+    cache_memory: CacheMemory = None
+    cache_blocks: CacheBlocks = None
+    cache_policy: CachePolicy = None
+    block_size: BlockSize = 16
+    dtype: Dtype = None
+    kv_dtype: KvDtype = None
+    attention: Attention = None
+    device: Device = "cpu"
+    threads: Threads = None
+    max_model_len: MaxModelLen = None
+    position_offset: PositionOffset = 0
+    rehash: Rehash = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How a reply is drawn; ranges are checked where they are used."""
 
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
+    max_tokens: Annotated[int, typer.Option(help="Tokens of the reply at most.")] = 128
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest, up to this sum.")] = 1.0
+    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest; 0: all.")] = 0
+    min_p: Annotated[
+        float,
+        typer.Option(help="Drop what is less likely than this share of the likeliest."),
+    ] = 0.0
+    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal replies.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prefold.cli.arguments import (
+    BlockSizeOrFile,
+    CacheBlocks,
+    CacheMemory,
+    CachePolicy,
+    DeviceOrFile,
+    Dtype,
+    MaxModelLen,
+    ModelArgument,
+    PositionOffsetOrFile,
+    Rehash,
+    Threads,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,21 +33,43 @@ class ServeOptions:
         as_json: Say where the server is as one JSON object.
     """
 
-    model: str | None
-    host: str | None
-    port: int | None
-    admin_host: str | None
-    admin_port: int | None
-    config: Path | None
-    served_name: str | None
-    cache_memory: str | None
-    cache_blocks: int | None
-    cache_policy: str | None
-    block_size: int | None
-    dtype: str | None
-    device: str | None
-    threads: int | None
-    max_model_len: int | None
-    position_offset: int | None
-    rehash: bool
-    as_json: bool
+    model: ModelArgument = None
+    host: Annotated[
+        str | None, typer.Option(help="Address for clients. [default: 127.0.0.1]")
+    ] = None
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Port for clients. [default: 8000]"),
+    ] = None
+    admin_host: Annotated[
+        str | None, typer.Option(help="Address for operators. [default: 127.0.0.1]")
+    ] = None
+    admin_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Port for operators. [default: 8001]"),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A prefold.toml; options here win over it. "
+            "[default: $PREFOLD_CONFIG, or prefold.toml in this directory]"
+        ),
+    ] = None
+    served_name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model. [default: its own name]"),
+    ] = None
+    cache_memory: CacheMemory = None
+    cache_blocks: CacheBlocks = None
+    cache_policy: CachePolicy = None
+    block_size: BlockSizeOrFile = None
+    dtype: Dtype = None
+    device: DeviceOrFile = None
+    threads: Threads = None
+    max_model_len: MaxModelLen = None
+    position_offset: PositionOffsetOrFile = None
+    rehash: Rehash = False
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Say where the server is as one JSON object."),
+    ] = False
