@@ -228,7 +228,11 @@ def test_the_focus_stays_where_it_is_when_an_answer_comes(view: PageOf) -> None:
     page = view.sign_in()
     details = page.locator("#details")
     held: list[Route] = []
-    page.route(re.compile(r"/cache/runs/[^/?]+$"), lambda route: held.append(route))
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(re.compile(r"/cache/runs/[^/?]+$"), hold)
 
     def answer(hits: int, *, is_pin: bool) -> None:
         while not held:
