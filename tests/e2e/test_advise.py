@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
+from prefold.engine.assembly import Silence
+from prefold.engine.demo_model import ensure_demo_model
 from support.traces import write_lines
 
 pytestmark = pytest.mark.e2e
@@ -59,6 +62,44 @@ def test_a_clock_is_named_with_its_share_and_what_moving_it_saves(tmp_path: Path
     assert without["pays"]
     gained = without["hit_rate"] * without["prompt_tokens"]
     assert breaker["saved_tokens"] == pytest.approx(gained, rel=0.05)
+
+
+def test_a_model_s_own_tokenizer_counts_the_tokens(tmp_path: Path) -> None:
+    model = ensure_demo_model(Silence())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts = [
+        f"{RULES}{text}"
+        for text in ("Où est le colis ?", "订单在哪里", "Где заказ?", "x = [1, 2]\n" * 9)
+    ]
+    path = write_lines(tmp_path / "log.jsonl", [{"prompt": prompt} for prompt in prompts])
+    counted = []
+    for place in (model, model / "tokenizer.json"):
+        done = run(str(path), "--json", "--tokenizer", str(place))
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert not any("tokenizer" in note for note in document["notes"])
+        counted.append(document["prompt_tokens"])
+    ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    assert counted == 2 * [sum(map(len, ids))]
+    # Each finds the rules that the one before left behind, up to a block's end.
+    num_rules = len(tokenizer.encode(RULES, add_special_tokens=False))
+    hits = document["hit_rate"] * document["prompt_tokens"]
+    assert 3 * (num_rules - 32) < hits <= 3 * num_rules
+    without = json.loads(run(str(path), "--json").stdout)
+    assert any("no tokenizer" in note for note in without["notes"])
+    assert without["prompt_tokens"] != counted[0]
+
+
+def test_a_broken_tokenizer_is_told_and_bytes_are_counted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [{"prompt": RULES}] * 3)
+    without = json.loads(run(str(path), "--json").stdout)
+    for text in ("{}", "[1", '{"model": {"type": "BPE"}}'):
+        (tmp_path / "tokenizer.json").write_text(text)
+        done = run(str(path), "--json", "--tokenizer", str(tmp_path))
+        assert done.returncode == 0
+        assert "tokenizer.json is no tokenizer; 4 bytes count as" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert json.loads(done.stdout)["prompt_tokens"] == without["prompt_tokens"]
 
 
 def test_half_a_file_is_half_used_and_that_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from prefold.server.keys import KeyFile
 from support.browser import PageOf, open_browser
@@ -221,6 +221,83 @@ def test_the_tree_is_used_by_keyboard_alone(view: PageOf) -> None:
     expect(page.locator("#details")).to_contain_text("You are the assistant of Acme")
     page.keyboard.press("Escape")
     assert focused(page).startswith("acme, own")
+    view.check()
+
+
+def test_the_focus_stays_where_it_is_when_an_answer_comes(view: PageOf) -> None:
+    page = view.sign_in()
+    details = page.locator("#details")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(re.compile(r"/cache/runs/[^/?]+$"), hold)
+
+    def answer(hits: int, *, is_pin: bool) -> None:
+        while not held:
+            page.wait_for_timeout(10)
+        route = held.pop()
+        route.fulfill(json={**route.fetch().json(), "hits": hits, "is_pin": is_pin})
+        expect(details).to_contain_text(f"{hits:,}, ")
+
+    rows(page).first.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(details.get_by_role("button", name="Pin")).to_be_focused()
+    answer(4_242, is_pin=False)
+    expect(details.get_by_role("button", name="Pin")).to_be_focused()
+    page.keyboard.press("Escape")
+    assert focused(page).startswith("acme, own")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    answer(5_353, is_pin=True)
+    # The button that had the focus is another one now, in the same place.
+    expect(details.get_by_role("button", name="Unpin")).to_be_focused()
+    page.keyboard.press("Escape")
+    assert focused(page).startswith("acme, own")
+    view.check()
+
+
+def test_what_is_open_and_chosen_stays_so_when_the_tree_is_loaded_anew(
+    view: PageOf,
+) -> None:
+    page = view.sign_in()
+    rows(page).first.focus()
+    page.keyboard.press("ArrowRight")
+    below = page.locator("[role=treeitem][aria-level='2']")
+    expect(below).not_to_have_count(0)
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    last = page.locator("[role=treeitem]:focus")
+    expect(last).to_have_attribute("aria-label", re.compile("^globex"))
+    (num_rows, num_below, name) = (rows(page).count(), below.count(), focused(page))
+    # A click on the button leaves the focus on it; what the reader did not touch stays.
+    page.evaluate("document.getElementById('tree').firstElementChild.dataset.old = 'yes'")
+    page.evaluate("document.getElementById('reload').click()")
+    expect(page.locator("[data-old]")).to_have_count(0)
+    assert (rows(page).count(), below.count()) == (num_rows, num_below)
+    chosen = page.locator("[role=treeitem][aria-selected='true']")
+    expect(chosen).to_have_count(1)
+    expect(chosen).to_be_focused()
+    assert focused(page).split(" hits")[0] == name.split(" hits")[0]
+    view.check()
+
+
+def test_what_is_opened_in_a_panel_stays_open_while_figures_come(view: PageOf) -> None:
+    page = view.sign_in()
+    summary = page.locator("#worth summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    opened = page.locator("#worth details").first
+    expect(opened).to_have_attribute("open", "")
+    page.wait_for_event("response", lambda answer: "/cache/worth" in answer.url)
+    # The next one is asked for when what came has been shown.
+    page.wait_for_event("request", lambda request: "/cache/figures" in request.url)
+    expect(opened).to_have_attribute("open", "")
+    expect(summary).to_be_focused()
     view.check()
 
 

@@ -16,6 +16,7 @@
 | ``keys``, ``keys_app`` | API keys of tenants; import no torch either |
 | ``admin`` and ``admin_*`` | a client of a running server's admin plane; no torch |
 | ``misses_app``, ``miss_tables`` | the same, for why requests missed |
+| ``runs_app`` | the same, for single runs and their pins |
 | ``durations`` | durations as they are typed |
 | ``demo`` and ``demo_*`` | the tour |
 | ``serve``, ``serve_app`` | the server: its configuration, and what is said of it |

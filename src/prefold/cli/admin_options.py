@@ -63,6 +63,9 @@ class AdminAction(Enum):
     RESET = ("POST", "/cache/reset")
     MISSES = ("GET", "/cache/misses")
     EXPLAIN = ("GET", "/cache/explain/")
+    RUNS = ("GET", "/cache/runs")
+    PIN = ("POST", "/cache/pin")
+    UNPIN = ("POST", "/cache/unpin")
     REVOKE = ("DELETE", "/domains/")
 
 

@@ -21,6 +21,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _APPROVAL = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
 _SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
+_RUN = ("id", "domain", "start", "tokens", "blocks", "hits", "idle_s", "pinned", "children")
 
 _TENANT_WORTH = (
     "tenant",
@@ -58,6 +59,7 @@ _LISTS = {
     AdminAction.LOOKUP: ("prompts", ("prompt_tokens", "hit_tokens", "explanation")),
     AdminAction.WARM: ("prompts", ("prompt_tokens", "cached_tokens", "hit_tokens")),
     AdminAction.APPROVALS: ("approvals", _APPROVAL),
+    AdminAction.RUNS: ("data", _RUN),
 }
 _MISS_COLUMNS = ("at", "request", "tenant", "prompt_tokens", "hit_tokens", "why")
 
@@ -72,6 +74,8 @@ def show(action: AdminAction, document: _Document) -> None:
         _print(_columns(shares, _SHARE))
     if action is AdminAction.WHATIF:
         _print(Text(_whatif_notes(document)))
+    if action is AdminAction.RUNS and (cursor := document.get("next")) is not None:
+        _print(Text(f"There are more; go on with --cursor {_cell(cursor)}."))
     if action is AdminAction.TREE and document.get("is_complete") is not True:
         _print(Text("There are more; raise --max-nodes or --depth."))
 
@@ -158,7 +162,7 @@ def _columns(rows: Iterable[_Document], names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in names:
         is_number = name.endswith(
-            ("tokens", "blocks", "hits", "leases", "rate", "share", "_s", "factor")
+            ("tokens", "blocks", "hits", "leases", "rate", "share", "_s", "factor", "start")
         )
         table.add_column(
             _words(name), justify="right" if is_number else "left", overflow="fold"

@@ -29,6 +29,7 @@ from prefold.cli.options import (
 )
 from prefold.cli.quiet import quiet_libraries
 from prefold.cli.replay_app import replay
+from prefold.cli.runs_app import pin, runs, unpin
 from prefold.cli.serve_app import serve
 from prefold.cli.spread import spread
 from prefold.cli.verify_options import VerifyOptions
@@ -140,6 +141,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 cache_app.command()(explain)
 cache_app.command()(misses)
+cache_app.command()(runs)
+cache_app.command()(pin)
+cache_app.command()(unpin)
 app.add_typer(cache_app, name="cache")
 app.add_typer(domains_app, name="domains")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,6 +117,49 @@ def test_a_prefix_is_approved_found_listed_and_withdrawn(
             "cache", "withdraw", made["id"]
         )
         assert "expires in s" in await shell("cache", "approvals")
+
+    with_server(check, tmp_path, capsys)
+
+
+def test_a_run_is_listed_pinned_and_unpinned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def check(shell: Shell) -> None:
+        for tenant in ("acme", "blue"):
+            await shell("cache", "warm", "-p", RULES, "--tenant", tenant)
+        [newest, oldest] = (await shell.json("cache", "runs"))["data"]
+        assert (newest["domain"], oldest["domain"]) == ("blue", "acme")
+        listed = await shell("cache", "runs", "--limit", "1")
+        assert listed.split()[:3] == ["id", "domain", "start"]
+        assert newest["id"] in listed
+        assert oldest["id"] not in listed
+        cursor = re.search(r"--cursor (\S+)\.\n$", listed)
+        assert cursor is not None
+        rest = await shell("cache", "runs", "--cursor", cursor[1])
+        assert oldest["id"] in rest
+        assert newest["id"] not in rest
+        assert "--cursor" not in rest
+        below = await shell.json("cache", "runs", "--parent", oldest["id"])
+        assert all(run["path"] == [oldest["id"]] for run in below["data"])
+
+        async def pinned() -> list[bool]:
+            return [run["is_pin"] for run in (await shell.json("cache", "runs"))["data"]]
+
+        assert await pinned() == [False, False]
+        made = await shell.json("cache", "pin", oldest["id"])
+        assert made["num_pinned_blocks"] == oldest["blocks"]
+        assert await pinned() == [False, True]
+        table = await shell("cache", "pin", newest["id"])
+        both = rf"^pinned blocks +{2 * oldest['blocks']} *$"
+        assert re.search(both, table, re.MULTILINE)
+        await shell("cache", "unpin", newest["id"])
+        assert (await shell.json("cache", "unpin", oldest["id"]))["num_pinned_blocks"] == 0
+        assert await pinned() == [False, False]
+        assert "no pin" in await shell.fail("cache", "unpin", oldest["id"])
+        await shell("cache", "reset")
+        for command in (["pin"], ["runs", "--parent"]):
+            said = await shell.fail("cache", *command, oldest["id"])
+            assert "there is no such run any more" in said
 
     with_server(check, tmp_path, capsys)
 

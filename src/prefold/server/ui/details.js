@@ -11,6 +11,13 @@ const AUDIENCES = {
 
 /** Show a run. Actions are {title, act, isDangerous} for the run as it is. */
 export function showDetails(element, run, { actions, withdraw, openParent }) {
+  if (element.dataset.run !== run?.id) {
+    // Nothing of another run is kept, not even how far its text was scrolled.
+    show(element);
+    element.scrollTop = 0;
+    if (run === null) delete element.dataset.run;
+    else element.dataset.run = run.id;
+  }
   if (run === null) {
     show(
       element,
@@ -76,7 +83,7 @@ function approvals(run, withdraw) {
     run.approvals.map((each) =>
       el(
         "li",
-        {},
+        { "data-key": each.id },
         el("bdi", {}, each.label),
         each.pinned ? " (pinned) " : " ",
         el(

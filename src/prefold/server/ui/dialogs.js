@@ -1,6 +1,6 @@
 // Dialogs: asks before something is done, and says what became of it.
 
-import { byId, el, say, show } from "./dom.js";
+import { byId, el, say } from "./dom.js";
 
 /** Ask in a dialog, and do it. Fields are {name, label, value, type, hint}; `act` gets
  *  their values, and whatever it throws is shown and can be tried again. Resolves to what
@@ -48,7 +48,7 @@ export function ask({ title, text, fields = [], verb, isDangerous = false, act }
         el("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
       ),
     );
-    show(dialog, form);
+    dialog.replaceChildren(form);
     dialog.addEventListener("close", () => resolve(result), { once: true });
     dialog.showModal();
   });

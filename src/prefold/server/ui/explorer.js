@@ -24,6 +24,7 @@ export class Explorer {
   #showsText = false;
   #run = null;
   #search = null;
+  #turn = 0;
   #tenants = [];
 
   /** Use an API; `tell(text)` says what was done, `fail(error)` what went wrong, and
@@ -66,10 +67,12 @@ export class Explorer {
     this.#showsText = showsText;
     if (tenants.join("\n") === this.#tenants.join("\n")) return;
     this.#tenants = tenants;
+    const picked = byId("search-tenant").value;
     show(
       byId("search-tenant"),
       tenants.map((name) => el("option", { value: name }, `as ${name}`)),
     );
+    if (tenants.includes(picked)) byId("search-tenant").value = picked;
     this.#onKind();
   }
 
@@ -79,14 +82,19 @@ export class Explorer {
       await this.#search();
       return;
     }
-    const open = this.#tree.openIds();
-    const chosen = this.#run?.id ?? null;
-    this.#tree.reset(await this.#load(null, null));
-    await this.#tree.reopen(open);
+    const isLatest = this.#takeTurn();
+    const pages = await this.#tree.loadAnew();
+    if (!isLatest()) return;
+    this.#tree.reset(pages);
     say(byId("found"), "");
     this.#note(this.#tree.size === 0 ? "Nothing is cached yet." : "");
-    const row = chosen === null ? null : this.#tree.row(chosen);
-    this.#choose(row?.run ?? null);
+  }
+
+  /** Return what tells whether nobody has asked for another tree since. */
+  #takeTurn() {
+    this.#turn += 1;
+    const turn = this.#turn;
+    return () => turn === this.#turn;
   }
 
   // -- loading ----------------------------------------------------------------------------
@@ -126,6 +134,7 @@ export class Explorer {
   }
 
   async #searchFor(kind, text, tenant) {
+    const isLatest = this.#takeTurn();
     const body = kind === "domain" ? { domain: text.trim() } : { prompt: text };
     if (kind === "tokens") body.prompt = tokenIds(text);
     const result = await this.#api.post("cache/search", body);
@@ -138,10 +147,10 @@ export class Explorer {
       );
     }
     const runs = result.data.map((found) => this.#sized(found.run));
-    this.#tree.reset({ data: runs, next: null }, notes);
-    this.#choose(null);
     const all = result.is_complete ? "" : ", and there may be more";
     const why = kind === "domain" ? "" : ` ${await this.#reason(body.prompt, tenant)}`;
+    if (!isLatest()) return;
+    this.#tree.reset(new Map([[null, { data: runs, next: null }]]), notes);
     say(byId("found"), `${format.plural(runs.length, "run")} found${all}.${why}`);
     this.#note(runs.length === 0 ? "Nothing that is cached begins so." : "");
   }
@@ -198,13 +207,20 @@ export class Explorer {
       return;
     }
     const parent = this.#sized(await this.#api.get(`cache/runs/${run.path.at(-1)}`));
-    this.#tree.reset({ data: [parent], next: null });
+    this.#tree.reset(new Map([[null, { data: [parent], next: null }]]));
     byId("tree").firstElementChild.focus();
   }
 
   /** Show a run as it is now, in its row and in the details. */
   async #refresh(id) {
-    const run = this.#sized(await this.#api.get(`cache/runs/${id}`));
+    let run;
+    try {
+      run = this.#sized(await this.#api.get(`cache/runs/${id}`));
+    } catch (error) {
+      // It was dropped from here while this was asked: there is nothing to tell.
+      if (error.status === 404 && !this.#tree.row(id)) return;
+      throw error;
+    }
     this.#tree.update(run);
     if (this.#run?.id === id) this.#choose(run);
   }

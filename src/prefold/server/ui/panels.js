@@ -79,7 +79,7 @@ function facts(title, items) {
   const rows = items.map((item) => names.map((name) => value(name, item[name])));
   return el(
     "details",
-    {},
+    { "data-key": title },
     el("summary", {}, title),
     el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": title },
       table(title, columns, rows)),

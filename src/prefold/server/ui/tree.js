@@ -16,7 +16,7 @@ export class Tree {
   #chosen = null;
 
   /** Show runs in a list. `load(parent, cursor)` resolves to a page of them,
-   *  `choose(run, row)` is told what is chosen, `open(run)` that it is to be looked at. */
+   *  `choose(run)` is told what is chosen, `open(run)` that it is to be looked at. */
   constructor(list, { load, choose, open }) {
     this.#list = list;
     this.#load = load;
@@ -31,25 +31,61 @@ export class Tree {
     return this.#rows.size;
   }
 
-  /** Put rows in place of all there are. `notes` are said of runs, by id. */
-  reset(page, notes = new Map()) {
+  /** Put rows in place of all there are: pages by the id of the run they continue, null for
+   *  those that prompts begin with. What has a page is open. `notes` are said of runs, by id.
+   *  What was chosen stays so, with the focus where it had it, if it is among them. */
+  reset(pages, notes = new Map()) {
+    const hadFocus = this.#list.contains(document.activeElement);
+    const chosen = this.#chosen?.run.id;
     this.#rows.clear();
-    this.#chosen = null;
     this.#list.replaceChildren();
-    this.#add(page, null, null, notes);
-    this.#list.firstElementChild?.setAttribute("tabindex", "0");
-  }
-
-  /** Open again what was open, where it is still there. */
-  async reopen(ids) {
-    for (const id of ids) {
+    this.#add(pages.get(null), null, null, notes);
+    for (const [id, page] of pages) {
       const row = this.#rows.get(id);
-      if (row && row.isClosed) await this.expand(row);
+      if (!row?.isClosed) continue;
+      row.isOpen = true;
+      row.element.setAttribute("aria-expanded", "true");
+      this.#add(page, row, row.element, notes);
     }
+    this.#chosen = this.#rows.get(chosen) ?? null;
+    this.#chosen?.element.setAttribute("aria-selected", "true");
+    const first = this.#chosen?.element ?? this.#list.firstElementChild;
+    first?.setAttribute("tabindex", "0");
+    this.#choose(this.#chosen?.run ?? null);
+    if (hadFocus) this.#reach(first);
   }
 
-  openIds() {
-    return [...this.#rows.values()].filter((row) => row.isOpen).map((row) => row.run.id);
+  /** Load as many rows as there are now, and below those that are open; change nothing.
+   *  Resolves to pages as `reset` takes them, parents before children. */
+  async loadAnew() {
+    const pages = new Map([[null, await this.#loadAsMany(null)]]);
+    for (const [, { data }] of pages) {
+      // The map grows while it is walked, until nothing below is open.
+      for (const { id } of data) {
+        if (!this.#rows.get(id)?.isOpen) continue;
+        const page = await this.#loadAsMany(id);
+        if (page) pages.set(id, page);
+      }
+    }
+    return pages;
+  }
+
+  async #loadAsMany(parent) {
+    const isBelow = (row) => (row.parent?.run.id ?? null) === parent;
+    const wanted = [...this.#rows.values()].filter(isBelow).length;
+    try {
+      let page = await this.#load(parent, null);
+      const data = [...page.data];
+      while (page.next && data.length < wanted) {
+        page = await this.#load(parent, page.next);
+        data.push(...page.data);
+      }
+      return { data, next: page.next };
+    } catch (error) {
+      // A run may be evicted between its parent's answer and its own.
+      if (parent !== null && error.status === 404) return null;
+      throw error;
+    }
   }
 
   row(id) {
@@ -60,7 +96,7 @@ export class Tree {
   remove(id) {
     const row = this.#rows.get(id);
     if (!row) return;
-    const next = row.element.previousElementSibling ?? row.after ?? null;
+    const next = row.element.previousElementSibling;
     this.collapse(row);
     this.#forget(row);
     const first = next ?? this.#list.firstElementChild;
@@ -186,7 +222,7 @@ export class Tree {
     this.#chosen?.element.setAttribute("aria-selected", "false");
     this.#chosen = row;
     item.setAttribute("aria-selected", "true");
-    this.#choose(row.run, row);
+    this.#choose(row.run);
   }
 
   #onKey(event) {
