@@ -73,17 +73,13 @@ class Activation:
 
 class RowNorm:
     def __init__(self, weight: torch.Tensor, *, epsilon: float, kernel: str) -> None: ...
-    def apply(
-        self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int
-    ) -> None: ...
+    def apply(self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int) -> None: ...
 
 class Mlp:
     def __init__(
         self, *, gate: Panels, up: Panels, down: Panels, function: str
     ) -> None: ...
-    def run(
-        self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int
-    ) -> None: ...
+    def run(self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int) -> None: ...
 
 class LayerStart:
     def __init__(

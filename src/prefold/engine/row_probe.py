@@ -157,7 +157,10 @@ def _run_layer(
     site = attention_over(store, loaded.num_heads)(slices, num_rows)
     # A model that is served with a few positions has no others.
     in_sequence = np.arange(num_rows) % _PERIOD % loaded.max_model_len
-    with _one_layer(loaded.model), _recorded(loaded.model, num_rows, by_part=by_part) as found:
+    with (
+        _one_layer(loaded.model),
+        _recorded(loaded.model, num_rows, by_part=by_part) as found,
+    ):
         output = loaded.model(
             input_ids=torch.from_numpy(tokens).to(loaded.device)[None],
             position_ids=torch.from_numpy(in_sequence + loaded.position_offset).to(
