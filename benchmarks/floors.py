@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -37,7 +38,8 @@ class Floors:
     def __init__(self, model: PreTrainedModel) -> None:
         self.num_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
         # A module's attributes are tensors or modules, mypy believes.
-        head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        find: Callable[[], nn.Module] = model.get_output_embeddings
+        head = find()
         self.num_head_weights = sum(p.numel() for p in head.parameters() if p.ndim > 1)
         self._numbers = torch.ones(self.num_weights)
         self._left, self._right = torch.randn(2, _SIDE, _SIDE)

@@ -27,9 +27,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from floors import Floors, Rates
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from floors import Floors, Rates
 from prefold.blocks.table import BlockCopy
 from prefold.engine.assembly import Silence, assemble
 from prefold.engine.batch import Runner, StepPlan

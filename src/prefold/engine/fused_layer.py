@@ -9,7 +9,8 @@ gives, bit for bit, what its own ``forward`` hands to the attention and returns:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,13 +18,23 @@ from torch import nn
 from prefold.engine import _kernels
 from prefold.engine.attention import AttentionCall, AttentionSite
 from prefold.engine.fused_mlp import fused_mlp_of
-from prefold.engine.fusion import Intactness, plain_forward, set_forward
+from prefold.engine.fusion import (
+    OTHER_BITS,
+    Intactness,
+    find_obstacles,
+    plain_forward,
+    set_forward,
+)
 from prefold.engine.linear import has_hooks
 from prefold.engine.packed_linear import PackedLinear
 from prefold.engine.row_norm import NativeNorm
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_CLASSES: dict[str, type] = {
+    **dict.fromkeys(_NORMS, NativeNorm),
+    **{f"self_attn.{name}": PackedLinear for name in _PROJECTIONS},
+}
 _MLP_PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _PARTS = (
     *_NORMS,
@@ -61,7 +72,7 @@ class FusedLayer:
     """Takes the place of a decoder layer's ``forward``.
 
     Args:
-        module: The layer; ``_obstacle_of`` found nothing against it.
+        module: The layer; nothing is in the way of fusing it.
         facts: A call of its attention, for what does not change from call to call.
     """
 
@@ -96,7 +107,7 @@ class FusedLayer:
         )
         self._end = _kernels.LayerEnd(projection=out, norm=second, mlp=mlp.native)
 
-    def __call__(self, *arguments: object, **keywords: object) -> object:
+    def __call__(self, *arguments: object, **keywords: Any) -> object:
         """Return what the layer's class returns, with the same bits."""
         if len(arguments) == 1:
             states, site = arguments[0], keywords.get("attention_site")
@@ -105,7 +116,7 @@ class FusedLayer:
                 site is not None
                 and isinstance(states, torch.Tensor)
                 and type(embeddings) is tuple
-                and len(embeddings) == 2  # noqa: PLR2004 -- cosine and sine
+                and len(embeddings) == 2
                 and self._fits(states, *embeddings)
                 and all(
                     value is None or value is False or name in _KNOWN
@@ -158,7 +169,7 @@ class FusedLayer:
 
     def _fits(self, states: torch.Tensor, cosine: object, sine: object) -> bool:
         return (
-            states.ndim == 3  # noqa: PLR2004 -- batch, rows, width
+            states.ndim == 3
             and states.shape[0] == 1
             and states.dtype is self._dtype
             and states.is_contiguous()
@@ -175,42 +186,61 @@ class FusedLayer:
 @torch.inference_mode()
 def fuse_layer(module: nn.Module) -> str | None:
     """Fuse a decoder layer in place; return why it is left as it is, or None."""
-    obstacle = _obstacle_of(module)
+    obstacle = next(_find_obstacles(module), None)
     if obstacle is not None:
         return obstacle
-    query = _packed(module.get_submodule("self_attn.q_proj"))
-    size = vars(module.get_submodule("self_attn")).get("head_dim")
-    dtype = query.panels.dtype
-    if not isinstance(size, int):
-        return "its heads have no size"
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(1, _TRIAL_ROWS, query.in_features, generator=generator).to(dtype)
-    # No angle has such a cosine and sine: another way to turn heads gives other numbers.
-    cosine, sine = torch.randn(2, 1, _TRIAL_ROWS, size, generator=generator).to(dtype)
-    own, fused = TrialSite(), TrialSite()
-    plain = plain_forward(module)
+    trial = _Trial(module)
     try:
-        wanted = plain(states, position_embeddings=(cosine, sine), attention_site=own)
+        wanted = trial.run_plain(plain_forward(module))
     except (TypeError, ValueError, RuntimeError) as exc:
         return f"its forward takes something else ({exc})"
-    if not isinstance(wanted, torch.Tensor) or len(own.calls) != 1:
-        return "its forward returns something else"
-    facts = own.calls[0]
-    if facts.query.shape[-1] != size or facts.value.shape[-1] != size:
-        return "its heads have several sizes"
-    layer = FusedLayer(module, facts)
-    found = layer.run(states, cosine, sine, fused)
-    asked = fused.calls[0]
-    pairs = (
-        (facts.query, asked.query),
-        (facts.key, asked.key),
-        (facts.value, asked.value),
-        (wanted, found),
-    )
-    if not all(torch.equal(one, other) for one, other in pairs):
-        return "its parts, one by one, give other bits"
+    difference = _find_difference(trial.site.calls, wanted, trial.size)
+    if difference is not None:
+        return difference
+    layer = FusedLayer(module, trial.site.calls[0])
+    if not trial.agrees(layer, wanted):
+        return OTHER_BITS
     set_forward(module, layer)
     return None
+
+
+class _Trial:
+    """Random rows for a layer, and what its attention was asked for them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        query = _packed(module.get_submodule("self_attn.q_proj"))
+        self.size: int = vars(module.get_submodule("self_attn"))["head_dim"]
+        dtype = query.panels.dtype
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, _TRIAL_ROWS, query.in_features)
+        self._states = torch.randn(shape, generator=generator).to(dtype)
+        # No angle has such a cosine and sine: another way to turn heads differs.
+        turns = torch.randn(2, 1, _TRIAL_ROWS, self.size, generator=generator).to(dtype)
+        self._cosine, self._sine = turns.unbind()
+        self.site = TrialSite()
+
+    def run_plain(self, forward: Callable[..., object]) -> object:
+        """Return the new states that a layer's own ``forward`` gives."""
+        return forward(
+            self._states,
+            position_embeddings=(self._cosine, self._sine),
+            attention_site=self.site,
+        )
+
+    def agrees(self, layer: FusedLayer, wanted: object) -> bool:
+        """Tell whether a fused layer asks and gives the same, bit for bit."""
+        site = TrialSite()
+        found = layer.run(self._states, self._cosine, self._sine, site)
+        [asked], [other] = self.site.calls, site.calls
+        pairs = (
+            (asked.query, other.query),
+            (asked.key, other.key),
+            (asked.value, other.value),
+            (wanted, found),
+        )
+        return all(
+            isinstance(one, torch.Tensor) and torch.equal(one, two) for one, two in pairs
+        )
 
 
 def is_decoder_layer(module: nn.Module) -> bool:
@@ -218,29 +248,33 @@ def is_decoder_layer(module: nn.Module) -> bool:
     return {"self_attn", "mlp"} <= {name for name, _ in module.named_children()}
 
 
-def _obstacle_of(module: nn.Module) -> str | None:
-    if has_hooks(module):
-        return "it has hooks"
-    if next(module.parameters(recurse=False), None) is not None:
-        return "it has parameters of its own"
-    children = {name for name, _ in module.named_children()}
-    if children != {*_NORMS, "self_attn", "mlp"}:
-        return f"its parts are {', '.join(sorted(children))}"
+def _find_obstacles(module: nn.Module) -> Iterator[str]:
+    """Say what is in the way of fusing a layer; in the order of asking."""
     attention = module.get_submodule("self_attn")
-    parts = {name for name, _ in attention.named_children()}
-    if parts != set(_PROJECTIONS):
-        return f"the parts of its attention are {', '.join(sorted(parts))}"
+    for whole, wanted in (
+        (module, {*_NORMS, "self_attn", "mlp"}),
+        (attention, _PROJECTIONS),
+    ):
+        names = {name for name, _ in whole.named_children()}
+        if names != set(wanted):
+            yield f"the parts of its {type(whole).__name__} are {', '.join(sorted(names))}"
+    yield from find_obstacles(module, _CLASSES)
     if has_hooks(attention):
-        return "its attention has hooks"
+        yield "its attention has hooks"
+    if not isinstance(vars(attention).get("head_dim"), int):
+        yield "its heads have no size"
     if fused_mlp_of(module.get_submodule("mlp")) is None:
-        return "its MLP is not fused"
-    for name in (*_NORMS, *(f"self_attn.{each}" for each in _PROJECTIONS)):
-        part = module.get_submodule(name)
-        wanted = NativeNorm if name in _NORMS else PackedLinear
-        if type(part) is not wanted:
-            return f"its {name} is a {type(part).__name__}"
-        if has_hooks(part):
-            return f"its {name} has hooks"
+        yield "its MLP is not fused"
+
+
+def _find_difference(
+    calls: Sequence[AttentionCall], result: object, size: int
+) -> str | None:
+    """Say what else a layer's own ``forward`` does than ask for attention and return."""
+    if len(calls) != 1 or not isinstance(result, torch.Tensor):
+        return "its forward returns something else"
+    if not calls[0].query.shape[-1] == calls[0].value.shape[-1] == size:
+        return "its heads have several sizes"
     return None
 
 

@@ -9,12 +9,20 @@ from torch import nn
 
 from prefold.engine import _kernels
 from prefold.engine.activations import NativeActivation
-from prefold.engine.fusion import Intactness, plain_forward, set_forward
-from prefold.engine.linear import has_hooks
+from prefold.engine.fusion import (
+    OTHER_BITS,
+    Intactness,
+    find_obstacles,
+    plain_forward,
+    set_forward,
+)
 from prefold.engine.packed_linear import PackedLinear
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_PARTS = (*_PROJECTIONS, "act_fn")
+_PARTS: dict[str, type] = {
+    **dict.fromkeys(_PROJECTIONS, PackedLinear),
+    "act_fn": NativeActivation,
+}
 
 #: Rows of the trial.
 _TRIAL_ROWS = 5
@@ -45,7 +53,7 @@ class FusedMlp:
             raise TypeError("an MLP is fused only when its parts are compiled")
         self._width, self._outputs = gate.in_features, down.out_features
         self._dtype = gate.panels.dtype
-        self._intactness = Intactness(module, _PARTS)
+        self._intactness = Intactness(module, tuple(_PARTS))
         self.plain: Callable[..., object] = plain_forward(module)
         self.native = _kernels.Mlp(
             gate=gate.native,
@@ -84,7 +92,7 @@ def fuse_mlp(module: nn.Module) -> str | None:
 
     Its parts are known by their names, and tried: a call must give the module's own bits.
     """
-    obstacle = _obstacle_of(module)
+    obstacle = next(find_obstacles(module, _PARTS), None)
     if obstacle is not None:
         return obstacle
     fused = FusedMlp(module)
@@ -94,7 +102,7 @@ def fuse_mlp(module: nn.Module) -> str | None:
     states = rows.to(gate.panels.dtype)  # type: ignore[arg-type]
     wanted = fused.plain(states)
     if not isinstance(wanted, torch.Tensor) or not torch.equal(fused.run(states), wanted):
-        return "its parts, one by one, give other bits"
+        return OTHER_BITS
     set_forward(module, fused)
     return None
 
@@ -108,18 +116,3 @@ def fused_mlp_of(module: nn.Module) -> FusedMlp | None:
 def is_gated_mlp(module: nn.Module) -> bool:
     """Tell whether a module's parts have the names of a gated MLP's."""
     return {name for name, _ in module.named_children()} == set(_PARTS)
-
-
-def _obstacle_of(module: nn.Module) -> str | None:
-    if has_hooks(module):
-        return "it has hooks"
-    if next(module.parameters(recurse=False), None) is not None:
-        return "it has parameters of its own"
-    for name in _PARTS:
-        part = module.get_submodule(name)
-        wanted = NativeActivation if name == "act_fn" else PackedLinear
-        if type(part) is not wanted:
-            return f"its {name} is a {type(part).__name__}"
-        if has_hooks(part):
-            return f"its {name} has hooks"
-    return None

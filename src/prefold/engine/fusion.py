@@ -10,10 +10,15 @@ of them was replaced, as by an adapter, or has got hooks::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 
 from torch import nn
+
+from prefold.engine.linear import has_hooks
+
+#: Why something is not fused whose parts are the right ones.
+OTHER_BITS = "its parts, one by one, give other bits"
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -47,6 +52,25 @@ class Intactness:
             if holder.get(name) is not part:
                 return False
         return all(own.get("forward") is forward for own, forward in self._forwards)
+
+
+def find_obstacles(module: nn.Module, wanted: Mapping[str, type]) -> Iterator[str]:
+    """Say what is in the way of fusing a module.
+
+    Args:
+        module: Whose parts are looked at.
+        wanted: The class of each part, by its name with dots.
+    """
+    if has_hooks(module):
+        yield "it has hooks"
+    if next(module.parameters(recurse=False), None) is not None:
+        yield "it has parameters of its own"
+    for name, kind in wanted.items():
+        part = module.get_submodule(name)
+        if type(part) is not kind:
+            yield f"its {name} is a {type(part).__name__}"
+        if has_hooks(part):
+            yield f"its {name} has hooks"
 
 
 def plain_forward(module: nn.Module) -> Callable[..., object]:

@@ -16,8 +16,7 @@ from prefold.engine.row_norm import NativeNorm, describe_norms, replace_norms
 
 
 def make(width: int, dtype: torch.dtype = torch.float32) -> LlamaRMSNorm:
-    # transformers leaves this call without annotations.
-    norm = LlamaRMSNorm(width, eps=1e-5)  # type: ignore[no-untyped-call]
+    norm = LlamaRMSNorm(width, eps=1e-5)
     norm.weight.data = torch.linspace(0.5, 2.0, width).to(dtype)
     return norm.requires_grad_(requires_grad=False)
 
@@ -72,9 +71,8 @@ class HalvedRMSNorm(LlamaRMSNorm):
 def test_what_is_no_such_norm_is_left() -> None:
     hooked = make(8)
     hooked.register_forward_hook(lambda *_: None)
-    # transformers leaves these calls without annotations.
-    halved = HalvedRMSNorm(8)  # type: ignore[no-untyped-call]
-    shifted = Gemma2RMSNorm(8)  # type: ignore[no-untyped-call]
+    halved = HalvedRMSNorm(8)
+    shifted = Gemma2RMSNorm(8)
     model = nn.ModuleList([hooked, halved, shifted, nn.LayerNorm(8)])
     before = list(model)
     assert replace_norms(model) == 0
