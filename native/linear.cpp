@@ -5,34 +5,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "parts.h"
+
 namespace prefold {
 
 namespace {
-
-// Rows of a part, at least, where a product is cut along rows.
-constexpr int64_t kLeastRows = 32;
-
-// Weights to read, and multiplications, that are not worth another thread.
-constexpr int64_t kFewWeights = 1 << 16;
-constexpr int64_t kFewProducts = 1 << 21;
-
-Range share(int64_t count, int64_t part, int64_t num_parts) {
-  return {count * part / num_parts, count * (part + 1) / num_parts};
-}
-
-struct Parts {
-  int64_t panels, rows;
-};
-
-// Cut along panels, so that weights are read once, unless there are too few of them.
-Parts cut(const Weights& weights, int64_t num_rows, int num_threads) {
-  const int64_t num_panels = panels_of(weights.outputs);
-  const int64_t rows =
-      num_panels >= 4 * num_threads
-          ? 1
-          : std::clamp<int64_t>(num_rows / kLeastRows, 1, num_threads);
-  return {std::clamp<int64_t>(num_threads / rows, 1, num_panels), rows};
-}
 
 // Where number `output` of a panel's stands among its 16.
 int slot_of(int output, Element element) {
@@ -125,21 +102,20 @@ void multiply(const LinearKernel& kernel, Product product, const uint16_t* narro
               int64_t num_rows, int num_threads, LinearWorkspace& workspace) {
   const Weights& weights = product.weights;
   const int64_t num_weights = weights.outputs * weights.inputs;
-  if (num_weights < kFewWeights && num_rows * num_weights < kFewProducts) num_threads = 1;
+  if (is_little(num_weights, num_rows)) num_threads = 1;
   const int64_t numbers = num_rows * weights.inputs;
   float* widened = nullptr;
   if (narrow_rows != nullptr) {
-    widened = workspace.widened(numbers);
+    widened = workspace.numbers(0, numbers);
     product.rows = widened;
   }
   float* scratch = workspace.scratch(num_threads);
-  const Parts parts = cut(weights, num_rows, num_threads);
   const auto run = [&](int thread, int team) {
-    for (int64_t part = thread; part < parts.panels * parts.rows; part += team) {
-      kernel.multiply(product, share(num_rows, part / parts.panels, parts.rows),
-                      share(panels_of(weights.outputs), part % parts.panels, parts.panels),
-                      scratch + thread * kLinearScratchNumbers);
-    }
+    for_own_parts(panels_of(weights.outputs), num_rows, thread, team,
+                  [&](Range rows, Range panels) {
+                    kernel.multiply(product, rows, panels,
+                                    scratch + thread * kLinearScratchNumbers);
+                  });
   };
   if (num_threads == 1) {
     if (widened != nullptr) widen(narrow_rows, numbers, widened);

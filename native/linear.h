@@ -11,8 +11,10 @@ namespace prefold {
 // Outputs of a panel, two vectors: weights lie as [panels][inputs][kPanelOutputs].
 constexpr int kPanelOutputs = 16;
 
-// Inputs whose products are summed before the sum is added to that of the inputs before
-// them. Part of the numerics: cut at multiples from the first input.
+// Inputs whose products are summed before the sum is added to that of the steps before them
+// in a chunk, and inputs of a chunk, which is added to the chunks before it. Part of the
+// numerics: both are cut at multiples from the first input.
+constexpr int kInputStep = 32;
 constexpr int kInputChunk = 128;
 
 // Rows and panels of a block whose inputs, weights and sums stay in the caches.
@@ -78,11 +80,16 @@ void look_up(const Weights& from, const int64_t* ids, int64_t num_ids, void* to,
 // Memory that calls leave to later ones.
 class LinearWorkspace {
  public:
-  float* widened(int64_t numbers) { return grow(widened_, widened_size_, numbers); }
+  // One of several, which do not overlap; its numbers are of earlier calls.
+  float* numbers(int buffer, int64_t count) {
+    return grow(buffers_[buffer], sizes_[buffer], count);
+  }
   // Every thread's own, one after the other.
   float* scratch(int num_threads) {
     return grow(scratch_, scratch_size_, num_threads * kLinearScratchNumbers);
   }
+
+  static constexpr int kBuffers = 9;
 
  private:
   static float* grow(std::unique_ptr<float[]>& memory, int64_t& size, int64_t numbers) {
@@ -93,8 +100,8 @@ class LinearWorkspace {
     return memory.get();
   }
 
-  std::unique_ptr<float[]> widened_, scratch_;
-  int64_t widened_size_ = 0, scratch_size_ = 0;
+  std::unique_ptr<float[]> buffers_[kBuffers], scratch_;
+  int64_t sizes_[kBuffers] = {}, scratch_size_ = 0;
 };
 
 // Computes a product; rows that are bfloat16 are given as `narrow_rows` instead.

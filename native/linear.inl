@@ -1,8 +1,8 @@
 // The packed linear layer, compiled once for each instruction set.
 //
 // Equal bits for a row, whatever is computed with it: an output is summed in a lane of its
-// own, over the inputs of a chunk in order, then over the chunks in order, then the bias
-// is added. Blocks and threads only choose what is computed when. Loops over blocks whose
+// own, over the inputs of a step in order, over the steps of a chunk in order, over the
+// chunks in order, and then the bias is added. Three short sums lose less than a long one. Blocks and threads only choose what is computed when. Loops over blocks whose
 // operands stay in the caches: Goto & van de Geijn 2008.
 
 #include "linear.h"
@@ -58,19 +58,30 @@ __attribute__((noinline)) static void add_products(const float* rows, int64_t ro
                                                    const Word* weights, int64_t num_inputs,
                                                    Ahead ahead, Tile tile, bool is_first,
                                                    const float* bias) {
-  Floats sums[R][2];
+  // Kept in memory: registers hold one step's sums.
+  Floats totals[R][2];
+  for (int64_t first = 0; first < num_inputs; first += kInputStep) {
+    const int64_t left = num_inputs - first;
+    const int64_t end = first + (left < kInputStep ? left : kInputStep);
+    Floats sums[R][2];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
-  for (int64_t k = 0; k < num_inputs; ++k) {
-    __builtin_prefetch(ahead.data);
-    ahead.data += ahead.step;
-    const Pair pair = load_pair(weights);
-    weights += Words<Word>::count;
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
+    for (int64_t k = first; k < end; ++k) {
+      __builtin_prefetch(ahead.data);
+      ahead.data += ahead.step;
+      const Pair pair = load_pair(weights);
+      weights += Words<Word>::count;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Floats x = spread(rows[r * row_stride + k]);
+        sums[r][0] = multiply_add(x, pair.low, sums[r][0]);
+        sums[r][1] = multiply_add(x, pair.high, sums[r][1]);
+      }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Floats x = spread(rows[r * row_stride + k]);
-      sums[r][0] = multiply_add(x, pair.low, sums[r][0]);
-      sums[r][1] = multiply_add(x, pair.high, sums[r][1]);
+      totals[r][0] = first == 0 ? sums[r][0] : totals[r][0] + sums[r][0];
+      totals[r][1] = first == 0 ? sums[r][1] : totals[r][1] + sums[r][1];
     }
   }
 #pragma GCC unroll 8
@@ -78,7 +89,7 @@ __attribute__((noinline)) static void add_products(const float* rows, int64_t ro
     float* to = tile.data + r * tile.stride;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      Floats sum = sums[r][half];
+      Floats sum = totals[r][half];
       if (!is_first) sum = load(to + half * kLanes) + sum;
       if (bias != nullptr) sum = sum + load(bias + half * kLanes);
       store(to + half * kLanes, sum);

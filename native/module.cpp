@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attention.h"
+#include "layer_module.h"
 #include "linear_module.h"
 
 namespace nb = nanobind;
@@ -264,6 +265,7 @@ NB_MODULE(_kernels, module) {
            "value_offset"_a, "scaling"_a, "window"_a.none(), "softcap"_a.none(),
            "sinks"_a.noconvert().none(), "num_threads"_a);
   bind_linear(module);
+  bind_layer(module);
 }
 
 }  // namespace prefold

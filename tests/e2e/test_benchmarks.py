@@ -202,6 +202,22 @@ def test_a_forward_pass_is_compared_with_its_floors(model: Path) -> None:
     assert report["narrow"]["perplexity"] > 1
 
 
+@needs_kernels
+def test_the_engine_s_steps_are_compared_with_their_floors(model: Path) -> None:
+    sizes = ("--shared", "64", "--reply", "3", "--requests", "4", "--blocks", "128")
+    command = ("--model", str(model), *sizes, "--rounds", "1", "--crowds", "1", "--json")
+    report = json.loads(_run("steps.py", *command))
+    assert report["linear"].startswith("cpu-")
+    assert report["padded_linear"].startswith("torch")
+    figures = {"hit": "multiple", "cold": "ratio", "decode": "ratio", "crowd": "multiple"}
+    for name, figure in figures.items():
+        part = report[name]
+        assert part[figure] > 0
+        assert part["holds"] == (part[figure] <= part["bound"])
+    assert report["crowd"]["steps"] >= 3
+    assert report["hit"]["strict_multiple"] >= report["hit"]["multiple"] * (1 - 1e-9)
+
+
 def test_throughput_is_compared_with_the_peers_on_the_same_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

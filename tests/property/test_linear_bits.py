@@ -53,13 +53,19 @@ def multiply(
 def naive(
     weight: torch.Tensor, bias: torch.Tensor | None, row: torch.Tensor
 ) -> torch.Tensor:
-    """Add product after product, chunk after chunk, as the portable kernel rounds."""
+    """Add products, steps of 32 and chunks of 128, as the portable kernel rounds."""
     products = (weight.float() * row).numpy()
     total = np.zeros(len(weight), np.float32)
     for first in range(0, products.shape[1], 128):
-        chunk = np.zeros(len(weight), np.float32)
-        for number in range(first, min(first + 128, products.shape[1])):
-            chunk += products[:, number]
+        steps = []
+        for start in range(first, min(first + 128, products.shape[1]), 32):
+            step = np.zeros(len(weight), np.float32)
+            for number in range(start, min(start + 32, products.shape[1])):
+                step += products[:, number]
+            steps.append(step)
+        chunk = steps[0]
+        for step in steps[1:]:
+            chunk = chunk + step
         total = chunk if first == 0 else total + chunk
     result = torch.from_numpy(total)
     return result if bias is None else result + bias

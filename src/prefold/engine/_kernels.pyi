@@ -70,3 +70,40 @@ class Activation:
     def apply(
         self, numbers: torch.Tensor, out: torch.Tensor, *, num_threads: int
     ) -> None: ...
+
+class RowNorm:
+    def __init__(self, weight: torch.Tensor, *, epsilon: float, kernel: str) -> None: ...
+    def apply(self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int) -> None: ...
+
+class Mlp:
+    def __init__(
+        self, *, gate: Panels, up: Panels, down: Panels, function: str
+    ) -> None: ...
+    def run(self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int) -> None: ...
+
+class LayerStart:
+    def __init__(
+        self, *, norm: RowNorm, query: Panels, key: Panels, value: Panels, head_size: int
+    ) -> None: ...
+    def run(
+        self,
+        states: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        num_threads: int,
+    ) -> None: ...
+
+class LayerEnd:
+    def __init__(self, *, projection: Panels, norm: RowNorm, mlp: Mlp) -> None: ...
+    def run(
+        self,
+        states: torch.Tensor,
+        attended: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        num_threads: int,
+    ) -> None: ...

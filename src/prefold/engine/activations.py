@@ -86,10 +86,15 @@ class RowwiseActivation(nn.Module):
 
 
 class NativeActivation(RowwiseActivation):
-    """The same by a compiled function, for the types that it takes."""
+    """The same by a compiled function, for the types that it takes.
+
+    Attributes:
+        function: The function's name.
+    """
 
     def __init__(self, inner: nn.Module, function: str) -> None:
         super().__init__(inner)
+        self.function = function
         self._native = _kernels.Activation(function, kernel=kernel_name())
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from prefold.engine.attention_plan import PARTITION
 from prefold.engine.loading import LoadedModel
 from prefold.engine.native import describe_attention
 from prefold.engine.row_layers import describe_experts, describe_linear
+from prefold.engine.row_norm import describe_norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Numerics:
         partition_tokens: Keys it reduces at a time.
         linear: Implementations of linear layers.
         activation: Implementations of activations.
+        norm: Implementation of root-mean-square norms.
         experts: Implementations of experts.
         device: Kind of device.
         instruction_set: What torch dispatches to on the CPU.
@@ -41,6 +43,7 @@ class Numerics:
     partition_tokens: int
     linear: str
     activation: str
+    norm: str
     experts: str
     device: str
     instruction_set: str
@@ -64,6 +67,7 @@ def read_numerics(loaded: LoadedModel, *, row_multiple: int) -> Numerics:
         partition_tokens=PARTITION,
         linear=describe_linear(loaded.model),
         activation=describe_activations(loaded.model) if is_cpu else "torch",
+        norm=describe_norms(loaded.model),
         experts=describe_experts(loaded.model),
         device=loaded.device.type if is_cpu else torch.cuda.get_device_name(loaded.device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),

@@ -20,6 +20,9 @@ class PackedLinear(nn.Module):
         panels: Of the weights; shared with whatever else is given them.
         out_features: Outputs of the layer.
         bias: ``[out_features]``, or None.
+
+    Attributes:
+        native: What computes with the panels.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class PackedLinear(nn.Module):
         self.out_features = out_features
         self.panels = panels
         self.bias = bias
-        self._native = maker.open(panels, out_features, bias)
+        self.native = maker.open(panels, out_features, bias)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -46,7 +49,7 @@ class PackedLinear(nn.Module):
         # Outside of inference mode such a tensor cannot be changed in place.
         with torch.inference_mode():
             weight = self.panels.new_empty(self.out_features, self.in_features)
-            self._native.unpack(weight, num_threads=torch.get_num_threads())
+            self.native.unpack(weight, num_threads=torch.get_num_threads())
         return weight
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -57,7 +60,7 @@ class PackedLinear(nn.Module):
         """
         states = states.contiguous()
         out = states.new_empty((*states.shape[:-1], self.out_features))
-        self._native.multiply(states, out, num_threads=torch.get_num_threads())
+        self.native.multiply(states, out, num_threads=torch.get_num_threads())
         return out
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -67,7 +70,7 @@ class PackedLinear(nn.Module):
             ValueError: There is no such output.
         """
         rows = self.panels.new_empty((*ids.shape, self.in_features))
-        self._native.look_up(
+        self.native.look_up(
             ids.long().reshape(-1), rows, num_threads=torch.get_num_threads()
         )
         return rows

@@ -23,7 +23,7 @@ if HAS_KERNELS:
     from prefold.engine import _kernels
 
 #: Part of the numerics. Raise it whenever the layer's results may get other bits.
-LINEAR_VERSION = 1
+LINEAR_VERSION = 2
 
 #: Types of weights that there are panels of; rows may be of either.
 PACKABLE_DTYPES = (torch.float32, torch.bfloat16)

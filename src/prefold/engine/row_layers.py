@@ -26,10 +26,13 @@ from prefold.engine.panels import (
 )
 
 if HAS_KERNELS:
+    from prefold.engine.fused_layer import fuse_layer, is_decoder_layer
+    from prefold.engine.fused_mlp import fuse_mlp, is_gated_mlp
     from prefold.engine.packed_experts import pack_experts
     from prefold.engine.packed_linear import PackedLinear
     from prefold.engine.packing import pack_linears
     from prefold.engine.panel_weight import pack_routers
+    from prefold.engine.row_norm import replace_norms
 
 
 _LOG = logging.getLogger(__name__)
@@ -53,8 +56,28 @@ def replace_layers(model: PreTrainedModel) -> None:
         left = pack_experts(model, maker)
         pack_routers(model, maker)
         _report({**left, **pack_linears(model, maker)})
+        replace_norms(model)
+        fuse(model)
     else:
         replace_linears(model)
+
+
+def fuse(model: nn.Module) -> Mapping[str, str]:
+    """Fuse a model's MLPs and decoder layers, in place, as far as they can be.
+
+    Returns:
+        Those that are left as they are, and why; also named in a line of the log.
+    """
+    left: dict[str, str] = {}
+    modules = list(model.named_modules())
+    for fits, join in ((is_gated_mlp, fuse_mlp), (is_decoder_layer, fuse_layer)):
+        for name, module in modules:
+            obstacle = join(module) if fits(module) else None
+            if obstacle is not None:
+                left[name] = obstacle
+    if left:
+        _LOG.info("modules that run part by part: %s", _named(left))
+    return left
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -103,9 +126,12 @@ def find_uneven(model: nn.Module) -> str | None:
 
 
 def _report(left: Mapping[str, str]) -> None:
-    if not left:
-        return
+    if left:
+        _LOG.warning("layers that are left as they are: %s", _named(left))
+
+
+def _named(left: Mapping[str, str]) -> str:
     named = [f"{name} ({why})" for name, why in list(left.items())[:_MOST_NAMES]]
     if len(left) > len(named):
         named.append(f"{len(left) - len(named)} more")
-    _LOG.warning("layers that are left as they are: %s", ", ".join(named))
+    return ", ".join(named)

@@ -7,7 +7,8 @@ promises. So it is tried at start, on the model itself::
 
 A batch of n rows holds the same short sequence n / 16 times, the last time perhaps not to
 its end, so every row must come out with the bits that its token has in the first batch.
-Run are the embedding, the first decoder layer, with its attention, and the head.
+Run are the embedding, the first decoder layer, with its attention, and the head; once as
+they are served, and once part by part, which tells what the difference comes from.
 """
 
 from __future__ import annotations
@@ -102,15 +103,17 @@ def _counts_for(multiple: int) -> tuple[int, ...]:
 
 def _find_difference(loaded: LoadedModel, counts: Sequence[int]) -> str | None:
     """Name the first module whose rows differ between batches, or return None."""
-    expected = _run_layer(loaded, counts[0])
-    for count in counts[1:]:
-        for name, rows in _run_layer(loaded, count).items():
-            # A module inside a mixture's experts sees tokens in an order of its own.
-            reference = expected.get(name)
-            if reference is None or rows.shape[1:] != reference.shape[1:]:
-                continue
-            if not _repeats(rows, reference[:_PERIOD]):
-                return f"{name} gives other bits for {count} rows than for {counts[0]}"
+    # What is fused runs part by part while its parts are looked at.
+    for by_part in (True, False):
+        expected = _run_layer(loaded, counts[0], by_part=by_part)
+        for count in counts[1:]:
+            for name, rows in _run_layer(loaded, count, by_part=by_part).items():
+                # A module inside a mixture's experts sees tokens in an order of its own.
+                reference = expected.get(name)
+                if reference is None or rows.shape[1:] != reference.shape[1:]:
+                    continue
+                if not _repeats(rows, reference[:_PERIOD]):
+                    return f"{name} gives other bits for {count} rows than for {counts[0]}"
     return None
 
 
@@ -123,8 +126,16 @@ def _repeats(rows: torch.Tensor, period: torch.Tensor) -> bool:
     )
 
 
-def _run_layer(loaded: LoadedModel, num_rows: int) -> dict[str, torch.Tensor]:
-    """Return the output rows of the modules of a model of one layer, in their order."""
+def _run_layer(
+    loaded: LoadedModel, num_rows: int, *, by_part: bool
+) -> dict[str, torch.Tensor]:
+    """Return the output rows of the modules of a model of one layer, in their order.
+
+    Args:
+        loaded: The model.
+        num_rows: Of the batch.
+        by_part: Otherwise only those of the decoder layer and the head.
+    """
     num_sequences = -(-num_rows // _PERIOD)
     store = KvStore(
         loaded.layout(_PERIOD, loaded.dtype),
@@ -146,7 +157,10 @@ def _run_layer(loaded: LoadedModel, num_rows: int) -> dict[str, torch.Tensor]:
     site = attention_over(store, loaded.num_heads)(slices, num_rows)
     # A model that is served with a few positions has no others.
     in_sequence = np.arange(num_rows) % _PERIOD % loaded.max_model_len
-    with _one_layer(loaded.model), _recorded(loaded.model, num_rows) as found:
+    with (
+        _one_layer(loaded.model),
+        _recorded(loaded.model, num_rows, by_part=by_part) as found,
+    ):
         output = loaded.model(
             input_ids=torch.from_numpy(tokens).to(loaded.device)[None],
             position_ids=torch.from_numpy(in_sequence + loaded.position_offset).to(
@@ -172,13 +186,16 @@ def _one_layer(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Keep the output rows of every module but the head and what is made of all."""
+def _recorded(
+    model: nn.Module, num_rows: int, *, by_part: bool
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Keep the output rows of every module, or of layers only, but not of the head."""
     found: dict[str, torch.Tensor] = {}
     # A module's attributes are tensors or modules, mypy believes.
     find: Callable[[], nn.Module | None]
     find = model.get_output_embeddings  # type: ignore[assignment]
     head = find()
+    _, _, layers = _find_layers(model)
 
     def keep(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -194,7 +211,7 @@ def _recorded(model: nn.Module, num_rows: int) -> Iterator[dict[str, torch.Tenso
     handles = [
         module.register_forward_hook(keep(name))
         for name, module in model.named_modules()
-        if name and module is not head
+        if name and module is not head and (by_part or module in tuple(layers))
     ]
     try:
         yield found

@@ -1,0 +1,386 @@
+#include "layer.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <type_traits>
+
+#include "parts.h"
+
+namespace prefold {
+
+namespace {
+
+// Buffers of the workspace.
+enum {
+  kNormed,
+  kMiddle,
+  kGate,
+  kUp,
+  kWide,
+  kWideStates,
+  kWideOut,
+  kWideKey,
+  kWideValue,
+  kNumBuffers
+};
+static_assert(kNumBuffers <= LinearWorkspace::kBuffers, "a buffer for each");
+
+// Fewer numbers than this are not worth another thread.
+constexpr int64_t kNormShare = 16384;
+
+// Numbers of a row that is widened without memory of its own.
+constexpr int64_t kShortRow = 1024;
+
+int64_t bytes_of(Element element) { return element == Element::float32 ? 4 : 2; }
+
+void widen(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = uint32_t(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
+// Writes numbers that have been rounded.
+void write_narrow(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    to[i] = uint16_t(bits >> 16);
+  }
+}
+
+template <typename Number> Number* row_of(Number* rows, int64_t row, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<Number>, const char, char>;
+  return static_cast<Byte*>(rows) + row * bytes;
+}
+
+Range columns_of(Range panels, int64_t outputs) {
+  return {panels.first * kPanelOutputs, std::min(panels.end * kPanelOutputs, outputs)};
+}
+
+struct Target {
+  const Projection& projection;
+  const float* rows;
+  float* out;
+};
+
+// One thread of the team that carries out a call; all of them do the same things in the
+// same order.
+class Worker {
+ public:
+  Worker(const Kernels& kernels, const Call& call, float* scratch)
+      : kernels_(kernels),
+        is_narrow_(call.element == Element::bfloat16),
+        num_rows_(call.num_rows),
+        thread_(omp_get_thread_num()),
+        team_(omp_get_num_threads()),
+        scratch_(scratch + thread_ * kLinearScratchNumbers) {}
+
+  void wait() const {
+#pragma omp barrier
+  }
+
+  Range own(int64_t count) const { return share(count, thread_, team_); }
+
+  // Returns the thread's rows as float32, in `wide` unless they are that already.
+  const float* read(const void* rows, int64_t width, float* wide) const {
+    if (!is_narrow_) return static_cast<const float*>(rows);
+    const Range mine = own(num_rows_);
+    widen(static_cast<const uint16_t*>(rows) + mine.first * width,
+          (mine.end - mine.first) * width, wide + mine.first * width);
+    return wide;
+  }
+
+  // Of the thread's rows.
+  void normalize(const Norm& norm, const float* from, float* to) const {
+    const Range mine = own(num_rows_);
+    for (int64_t row = mine.first; row < mine.end; ++row) {
+      kernels_.rows.normalize(norm, from + row * norm.width, is_narrow_,
+                              to + row * norm.width);
+    }
+  }
+
+  void multiply(const Target& target, Range rows, Range panels) const {
+    const Projection& projection = target.projection;
+    const Product product{projection.weights, target.rows, projection.bias, target.out,
+                          Element::float32};
+    kernels_.linear.multiply(product, rows, panels, scratch_);
+  }
+
+  // Calls work(rows, panels) for the thread's parts of a product.
+  template <typename Work> void for_parts(int64_t num_panels, Work work) const {
+    for_own_parts(num_panels, num_rows_, thread_, team_, work);
+  }
+
+  // Several products, divided as if their panels were those of one.
+  void multiply_all(std::initializer_list<Target> targets) const {
+    int64_t total = 0;
+    for (const Target& target : targets) total += panels_of(target.projection.weights.outputs);
+    for_parts(total, [&](Range rows, Range panels) {
+      int64_t before = 0;
+      for (const Target& target : targets) {
+        const int64_t count = panels_of(target.projection.weights.outputs);
+        const Range mine{std::clamp<int64_t>(panels.first - before, 0, count),
+                         std::clamp<int64_t>(panels.end - before, 0, count)};
+        if (mine.first < mine.end) multiply(target, rows, mine);
+        before += count;
+      }
+    });
+  }
+
+  // out = residual + product; the residual is rounded already.
+  void multiply_onto(const Target& target, const float* residual) const {
+    const int64_t outputs = target.projection.weights.outputs;
+    for_parts(panels_of(outputs), [&](Range rows, Range panels) {
+      multiply(target, rows, panels);
+      const Range columns = columns_of(panels, outputs);
+      const int64_t count = columns.end - columns.first;
+      for (int64_t row = rows.first; row < rows.end; ++row) {
+        const int64_t at = row * outputs + columns.first;
+        if (residual != nullptr) {
+          kernels_.rows.add(residual + at, count, is_narrow_, target.out + at);
+        } else if (is_narrow_) {
+          kernels_.rows.round(count, target.out + at);
+        }
+      }
+    });
+  }
+
+  // gate = function(gate(rows)) * up(rows)
+  void multiply_gated(const GatedMlp& mlp, const float* rows, float* gate, float* up) const {
+    const int64_t outputs = mlp.gate.weights.outputs;
+    for_parts(panels_of(outputs), [&](Range part, Range panels) {
+      multiply({mlp.gate, rows, gate}, part, panels);
+      multiply({mlp.up, rows, up}, part, panels);
+      const Range columns = columns_of(panels, outputs);
+      const int64_t count = columns.end - columns.first;
+      for (int64_t row = part.first; row < part.end; ++row) {
+        float* const to = gate + row * outputs + columns.first;
+        float* const by = up + row * outputs + columns.first;
+        if (is_narrow_) {
+          kernels_.rows.round(count, to);
+          kernels_.rows.round(count, by);
+        }
+        kernels_.activation.apply(mlp.function, to, count, to);
+        kernels_.rows.multiply(by, count, is_narrow_, to);
+      }
+    });
+  }
+
+  // Turns the thread's heads, wherever they are; writes them where they are to be.
+  void rotate(float* heads, int64_t num_heads, int64_t size, const float* cosine,
+              const float* sine, void* out) const {
+    const Range mine = own(num_rows_ * num_heads);
+    for (int64_t head = mine.first; head < mine.end; ++head) {
+      const int64_t at = head / num_heads * size;
+      float* const own_head = heads + head * size;
+      kernels_.rows.rotate(own_head, cosine + at, sine + at, size, is_narrow_, own_head);
+      if (is_narrow_) {
+        write_narrow(own_head, size, static_cast<uint16_t*>(out) + head * size);
+      }
+    }
+  }
+
+  // Rounds the thread's share of some numbers, and writes it.
+  void round_and_write(float* numbers, int64_t count, void* to) const {
+    if (!is_narrow_) return;
+    const Range mine = own(count);
+    kernels_.rows.round(mine.end - mine.first, numbers + mine.first);
+    write_narrow(numbers + mine.first, mine.end - mine.first,
+                 static_cast<uint16_t*>(to) + mine.first);
+  }
+
+  // Writes results of the thread's columns that have been rounded.
+  void write(const float* from, int64_t outputs, void* to) const {
+    if (!is_narrow_) return;
+    for_parts(panels_of(outputs), [&](Range rows, Range panels) {
+      const Range columns = columns_of(panels, outputs);
+      for (int64_t row = rows.first; row < rows.end; ++row) {
+        const int64_t at = row * outputs + columns.first;
+        write_narrow(from + at, columns.end - columns.first,
+                     static_cast<uint16_t*>(to) + at);
+      }
+    });
+  }
+
+ private:
+  const Kernels& kernels_;
+  const bool is_narrow_;
+  const int64_t num_rows_;
+  const int thread_, team_;
+  float* const scratch_;
+};
+
+// Calls work(worker) on every thread.
+template <typename Work>
+void run_team(const Kernels& kernels, const Call& call, int64_t num_weights, float* scratch,
+              Work work) {
+  if (call.num_threads == 1 || is_little(num_weights, call.num_rows)) {
+    // In a team of its own, so that nothing waits for the caller's.
+#pragma omp parallel num_threads(1)
+    work(Worker(kernels, call, scratch));
+    return;
+  }
+#pragma omp parallel num_threads(call.num_threads)
+  work(Worker(kernels, call, scratch));
+}
+
+// Calls work(first, slab) for slab after slab of a call's rows.
+template <typename Work> void for_slabs(const Call& call, Work work) {
+  for (int64_t first = 0; first < call.num_rows; first += kSlabRows) {
+    work(first, Call{call.element, std::min(kSlabRows, call.num_rows - first),
+                     call.num_threads});
+  }
+}
+
+int64_t num_weights(std::initializer_list<Projection> projections) {
+  int64_t count = 0;
+  for (const Projection& each : projections) {
+    count += each.weights.outputs * each.weights.inputs;
+  }
+  return count;
+}
+
+}  // namespace
+
+void run_norm(const Kernels& kernels, const Norm& norm, const void* rows, void* out,
+              const Call& call) {
+  const int64_t width = norm.width, numbers = call.num_rows * width;
+  const bool is_narrow = call.element == Element::bfloat16;
+  const auto run = [&](Range mine) {
+    float short_row[kShortRow];
+    std::unique_ptr<float[]> long_row;
+    float* row_numbers = short_row;
+    if (is_narrow && width > kShortRow) {
+      long_row.reset(new float[width]);
+      row_numbers = long_row.get();
+    }
+    for (int64_t row = mine.first; row < mine.end; ++row) {
+      if (!is_narrow) {
+        kernels.rows.normalize(norm, static_cast<const float*>(rows) + row * width, false,
+                               static_cast<float*>(out) + row * width);
+        continue;
+      }
+      widen(static_cast<const uint16_t*>(rows) + row * width, width, row_numbers);
+      kernels.rows.normalize(norm, row_numbers, true, row_numbers);
+      write_narrow(row_numbers, width, static_cast<uint16_t*>(out) + row * width);
+    }
+  };
+  const int64_t parts = std::clamp<int64_t>(numbers / kNormShare, 1, call.num_threads);
+  if (parts == 1) {
+    run({0, call.num_rows});
+    return;
+  }
+#pragma omp parallel for num_threads(int(parts)) schedule(static)
+  for (int64_t part = 0; part < parts; ++part) run(share(call.num_rows, part, parts));
+}
+
+void run_mlp(const Kernels& kernels, const GatedMlp& mlp, const void* rows, void* out,
+             const Call& call, LinearWorkspace& workspace) {
+  const int64_t width = mlp.gate.weights.inputs, outputs = mlp.down.weights.outputs;
+  const int64_t inner = mlp.gate.weights.outputs, bytes = bytes_of(call.element);
+  const bool is_narrow = call.element == Element::bfloat16;
+  for_slabs(call, [&](int64_t first, const Call& slab) {
+    const int64_t count = slab.num_rows;
+    float* const gate = workspace.numbers(kGate, count * inner);
+    float* const up = workspace.numbers(kUp, count * inner);
+    float* const wide = is_narrow ? workspace.numbers(kWide, count * width) : nullptr;
+    void* const to = row_of(out, first, outputs * bytes);
+    float* const sums = is_narrow ? workspace.numbers(kWideOut, count * outputs)
+                                  : static_cast<float*>(to);
+    run_team(kernels, slab, num_weights({mlp.gate, mlp.up, mlp.down}),
+             workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+               const float* own = worker.read(row_of(rows, first, width * bytes), width, wide);
+               if (is_narrow) worker.wait();
+               worker.multiply_gated(mlp, own, gate, up);
+               worker.wait();
+               worker.multiply_onto({mlp.down, gate, sums}, nullptr);
+               worker.write(sums, outputs, to);
+             });
+  });
+}
+
+void run_input(const Kernels& kernels, const LayerInput& layer, const InputRows& rows,
+               const Call& call, LinearWorkspace& workspace) {
+  const int64_t width = layer.norm.width, size = layer.head_size;
+  const int64_t queries = layer.query.weights.outputs, keys = layer.key.weights.outputs;
+  const int64_t values = layer.value.weights.outputs, bytes = bytes_of(call.element);
+  const bool is_narrow = call.element == Element::bfloat16;
+  for_slabs(call, [&](int64_t first, const Call& slab) {
+    const int64_t count = slab.num_rows;
+    const auto wide = [&](int buffer, int64_t numbers, void* to) {
+      return is_narrow ? workspace.numbers(buffer, count * numbers) : static_cast<float*>(to);
+    };
+    float* const normed = workspace.numbers(kNormed, count * width);
+    void* const query = row_of(rows.query, first, queries * bytes);
+    void* const key = row_of(rows.key, first, keys * bytes);
+    void* const value = row_of(rows.value, first, values * bytes);
+    float* const query_sums = wide(kWide, queries, query);
+    float* const key_sums = wide(kWideKey, keys, key);
+    float* const value_sums = wide(kWideValue, values, value);
+    float* const turns = is_narrow ? workspace.numbers(kWideStates, 2 * count * size) : nullptr;
+    run_team(
+        kernels, slab, num_weights({layer.query, layer.key, layer.value}),
+        workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+          const void* states = row_of(rows.states, first, width * bytes);
+          worker.normalize(layer.norm, worker.read(states, width, normed), normed);
+          const float* cosine =
+              worker.read(row_of(rows.cosine, first, size * bytes), size, turns);
+          const float* sine = worker.read(row_of(rows.sine, first, size * bytes), size,
+                                          turns + (is_narrow ? count * size : 0));
+          worker.wait();
+          worker.multiply_all({{layer.query, normed, query_sums},
+                               {layer.key, normed, key_sums},
+                               {layer.value, normed, value_sums}});
+          worker.wait();
+          worker.rotate(query_sums, queries / size, size, cosine, sine, query);
+          worker.rotate(key_sums, keys / size, size, cosine, sine, key);
+          worker.round_and_write(value_sums, count * values, value);
+        });
+  });
+}
+
+void run_output(const Kernels& kernels, const LayerOutput& layer, const OutputRows& rows,
+                const Call& call, LinearWorkspace& workspace) {
+  const GatedMlp& mlp = layer.mlp;
+  const int64_t width = layer.norm.width, attended = layer.projection.weights.inputs;
+  const int64_t inner = mlp.gate.weights.outputs, bytes = bytes_of(call.element);
+  const bool is_narrow = call.element == Element::bfloat16;
+  for_slabs(call, [&](int64_t first, const Call& slab) {
+    const int64_t count = slab.num_rows;
+    const auto wide = [&](int buffer, int64_t numbers) {
+      return is_narrow ? workspace.numbers(buffer, count * numbers) : nullptr;
+    };
+    float* const normed = workspace.numbers(kNormed, count * width);
+    float* const gate = workspace.numbers(kGate, count * inner);
+    float* const up = workspace.numbers(kUp, count * inner);
+    float* const wide_attended = wide(kWide, attended);
+    float* const wide_states = wide(kWideStates, width);
+    void* const to = row_of(rows.out, first, width * bytes);
+    float* const sums = is_narrow ? wide(kWideOut, width) : static_cast<float*>(to);
+    float* const middle = workspace.numbers(kMiddle, count * width);
+    run_team(
+        kernels, slab, num_weights({layer.projection, mlp.gate, mlp.up, mlp.down}),
+        workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+          const float* states =
+              worker.read(row_of(rows.states, first, width * bytes), width, wide_states);
+          const float* own = worker.read(row_of(rows.attended, first, attended * bytes),
+                                         attended, wide_attended);
+          if (is_narrow) worker.wait();
+          worker.multiply_onto({layer.projection, own, middle}, states);
+          worker.wait();
+          worker.normalize(layer.norm, middle, normed);
+          worker.wait();
+          worker.multiply_gated(mlp, normed, gate, up);
+          worker.wait();
+          worker.multiply_onto({mlp.down, gate, sums}, middle);
+          worker.write(sums, width, to);
+        });
+  });
+}
+
+}  // namespace prefold

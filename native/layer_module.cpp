@@ -1,0 +1,236 @@
+// Bindings of norms, gated MLPs and both halves of a decoder layer. Everything that comes
+// from outside is checked before any memory is touched.
+#include "layer_module.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "checks.h"
+#include "functions.h"
+#include "layer.h"
+#include "panels.h"
+#include "tensor.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace prefold {
+
+namespace {
+
+#if defined(PREFOLD_HAS_AVX2)
+constexpr const RowKernel* kFastRows = &kAvx2Rows;
+#else
+constexpr const RowKernel* kFastRows = nullptr;
+#endif
+
+// The kernels that belong to those of some panels.
+Kernels kernels_beside(const LinearKernel& linear) {
+  const std::string name = linear.name;
+  return {linear, choose(name, kFastActivation, kPortableActivation),
+          choose(name, kFastRows, kPortableRows)};
+}
+
+Projection projection_of(const Panels& panels) { return {panels.weights(), panels.bias()}; }
+
+void require_alike(const Panels& one, const Panels& other) {
+  require(&one.workspace() == &other.workspace() && &one.kernel() == &other.kernel(),
+          "panels that are used together must share workspace and kernel");
+}
+
+// Checks that a tensor has `width` numbers for each of a call's rows, whatever axes they
+// are counted by; returns where they are.
+void* rows_of(const Tensor& tensor, const Call& call, int64_t width, const char* name) {
+  require(element_of(tensor, name) == call.element, name, " must have the rows' type");
+  require_no_gaps(tensor, name);
+  require(int64_t(tensor.size()) == call.num_rows * width, name,
+          " must have as many rows, of the right size");
+  return tensor.data();
+}
+
+Call call_on(const Tensor& rows, int64_t width, int num_threads, const char* name) {
+  require_threads(num_threads);
+  return {element_of(rows, name), count_rows(rows, width, name), num_threads};
+}
+
+class RowNorm {
+ public:
+  RowNorm(Array weight, double epsilon, const std::string& kernel)
+      : weight_(std::move(weight)), kernels_(kernels_beside(choose(
+                                        kernel, kFastLinear, kPortableLinear))) {
+    require(element_of(weight_, "the weight") == Element::float32,
+            "the weight must be float32");
+    require(weight_.ndim() == 1 && weight_.shape(0) >= 1 &&
+                int64_t(weight_.shape(0)) < kLimit,
+            "the weight must have one axis");
+    require_no_gaps(weight_, "the weight");
+    require(std::isfinite(epsilon) && epsilon >= 0, "epsilon must not be negative");
+    norm_ = {static_cast<const float*>(weight_.data()), int64_t(weight_.shape(0)), epsilon};
+  }
+
+  void apply(nb::handle given_rows, nb::handle given_out, int num_threads) const {
+    const Tensor rows(given_rows, "the rows"), out(given_out, "out");
+    const Call call = call_on(rows, norm_.width, num_threads, "the rows");
+    void* const to = rows_of(out, call, norm_.width, "out");
+    const nb::gil_scoped_release unlocked;
+    run_norm(kernels_, norm_, rows.data(), to, call);
+  }
+
+  const Norm& norm() const { return norm_; }
+
+ private:
+  Array weight_;  // keeps the memory
+  Kernels kernels_;
+  Norm norm_{};
+};
+
+class Mlp {
+ public:
+  Mlp(const Panels& gate, const Panels& up, const Panels& down, const std::string& function)
+      : mlp_{projection_of(gate), projection_of(up), projection_of(down),
+             function_of(function)},
+        kernels_(kernels_beside(gate.kernel())),
+        workspace_(gate.workspace()) {
+    require_alike(gate, up);
+    require_alike(gate, down);
+    require(up.weights().inputs == gate.weights().inputs &&
+                up.weights().outputs == gate.weights().outputs &&
+                down.weights().inputs == gate.weights().outputs,
+            "gate, up and down must fit together");
+  }
+
+  void run(nb::handle given_rows, nb::handle given_out, int num_threads) const {
+    const Tensor rows(given_rows, "the rows"), out(given_out, "out");
+    const Call call = call_on(rows, mlp_.gate.weights.inputs, num_threads, "the rows");
+    void* const to = rows_of(out, call, mlp_.down.weights.outputs, "out");
+    const nb::gil_scoped_release unlocked;
+    workspace_.use([&](LinearWorkspace& workspace) {
+      run_mlp(kernels_, mlp_, rows.data(), to, call, workspace);
+    });
+  }
+
+  const GatedMlp& mlp() const { return mlp_; }
+  const Kernels& kernels() const { return kernels_; }
+  SharedWorkspace& workspace() const { return workspace_; }
+
+ private:
+  GatedMlp mlp_;
+  Kernels kernels_;
+  SharedWorkspace& workspace_;
+};
+
+class LayerStart {
+ public:
+  LayerStart(const RowNorm& norm, const Panels& query, const Panels& key,
+             const Panels& value, int64_t head_size)
+      : layer_{norm.norm(), projection_of(query), projection_of(key), projection_of(value),
+               head_size},
+        kernels_(kernels_beside(query.kernel())),
+        workspace_(query.workspace()) {
+    require_alike(query, key);
+    require_alike(query, value);
+    require(head_size >= 2 && head_size % 2 == 0 && head_size < kLimit,
+            "the size of a head must be even");
+    for (const Panels* each : {&query, &key, &value}) {
+      require(each->weights().inputs == norm.norm().width &&
+                  each->weights().outputs % head_size == 0,
+              "norm, query, key and value must fit together");
+    }
+  }
+
+  void run(nb::handle given_states, nb::handle given_cosine, nb::handle given_sine,
+           nb::handle given_query, nb::handle given_key, nb::handle given_value,
+           int num_threads) const {
+    const Tensor states(given_states, "the states"), cosine(given_cosine, "the cosine"),
+        sine(given_sine, "the sine"), query(given_query, "the query"),
+        key(given_key, "the key"), value(given_value, "the value");
+    const Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    const InputRows rows{states.data(),
+                         rows_of(cosine, call, layer_.head_size, "the cosine"),
+                         rows_of(sine, call, layer_.head_size, "the sine"),
+                         rows_of(query, call, layer_.query.weights.outputs, "the query"),
+                         rows_of(key, call, layer_.key.weights.outputs, "the key"),
+                         rows_of(value, call, layer_.value.weights.outputs, "the value")};
+    const nb::gil_scoped_release unlocked;
+    workspace_.use([&](LinearWorkspace& workspace) {
+      run_input(kernels_, layer_, rows, call, workspace);
+    });
+  }
+
+ private:
+  LayerInput layer_;
+  Kernels kernels_;
+  SharedWorkspace& workspace_;
+};
+
+class LayerEnd {
+ public:
+  LayerEnd(const Panels& projection, const RowNorm& norm, const Mlp& mlp)
+      : layer_{projection_of(projection), norm.norm(), mlp.mlp()},
+        kernels_(mlp.kernels()),
+        workspace_(mlp.workspace()) {
+    const int64_t width = norm.norm().width;
+    require(&projection.workspace() == &workspace_ &&
+                &projection.kernel() == &kernels_.linear,
+            "panels that are used together must share workspace and kernel");
+    require(projection.weights().outputs == width &&
+                layer_.mlp.gate.weights.inputs == width &&
+                layer_.mlp.down.weights.outputs == width,
+            "projection, norm and MLP must fit together");
+  }
+
+  void run(nb::handle given_states, nb::handle given_attended, nb::handle given_out,
+           int num_threads) const {
+    const Tensor states(given_states, "the states"),
+        attended(given_attended, "what was attended to"), out(given_out, "out");
+    const Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    const OutputRows rows{states.data(),
+                          rows_of(attended, call, layer_.projection.weights.inputs,
+                                  "what was attended to"),
+                          rows_of(out, call, layer_.norm.width, "out")};
+    const nb::gil_scoped_release unlocked;
+    workspace_.use([&](LinearWorkspace& workspace) {
+      run_output(kernels_, layer_, rows, call, workspace);
+    });
+  }
+
+ private:
+  LayerOutput layer_;
+  Kernels kernels_;
+  SharedWorkspace& workspace_;
+};
+
+}  // namespace
+
+void bind_layer(nb::module_& module) {
+  nb::class_<RowNorm>(module, "RowNorm", "A root-mean-square norm, row by row.")
+      .def(nb::init<Array, double, const std::string&>(), "weight"_a.noconvert(),
+           nb::kw_only(), "epsilon"_a, "kernel"_a)
+      .def("apply", &RowNorm::apply, "rows"_a, "out"_a, nb::kw_only(), "num_threads"_a);
+  nb::class_<Mlp>(module, "Mlp", "A gated MLP.")
+      .def(nb::init<const Panels&, const Panels&, const Panels&, const std::string&>(),
+           nb::kw_only(), "gate"_a, "up"_a, "down"_a, "function"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("run", &Mlp::run, "rows"_a, "out"_a, nb::kw_only(), "num_threads"_a);
+  nb::class_<LayerStart>(module, "LayerStart",
+                         "A decoder layer up to its attention: norm, projections, rotary.")
+      .def(nb::init<const RowNorm&, const Panels&, const Panels&, const Panels&, int64_t>(),
+           nb::kw_only(), "norm"_a, "query"_a, "key"_a, "value"_a, "head_size"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
+      .def("run", &LayerStart::run, "states"_a, "cosine"_a, "sine"_a, "query"_a, "key"_a,
+           "value"_a, nb::kw_only(), "num_threads"_a);
+  nb::class_<LayerEnd>(module, "LayerEnd",
+                       "A decoder layer after its attention: projection, norm, MLP.")
+      .def(nb::init<const Panels&, const RowNorm&, const Mlp&>(), nb::kw_only(),
+           "projection"_a, "norm"_a, "mlp"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("run", &LayerEnd::run, "states"_a, "attended"_a, "out"_a, nb::kw_only(),
+           "num_threads"_a);
+}
+
+}  // namespace prefold
