@@ -85,9 +85,7 @@ ACCEPTED = (
     Family(model_type="llama", special="grouped queries (4 heads on 2), rotary positions"),
     Family(model_type="qwen2", special="biases on queries, keys and values"),
     Family(model_type="qwen3", special="norms on queries and keys"),
-    Family(
-        model_type="mistral", special="sliding window", entries={"sliding_window": 11}
-    ),
+    Family(model_type="mistral", special="sliding window", entries={"sliding_window": 11}),
     Family(
         model_type="gemma2",
         special="alternating windows, soft caps on scores and logits, tied head",

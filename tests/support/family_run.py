@@ -71,9 +71,7 @@ def run_family(family: Family) -> FamilyResult:
     identical = {}
     for precision in PRECISIONS:
         if precision.dtype not in by_dtype:
-            by_dtype[precision.dtype] = tiny_model(
-                family.model_type, dtype=precision.dtype
-            )
+            by_dtype[precision.dtype] = tiny_model(family.model_type, dtype=precision.dtype)
         loaded = by_dtype[precision.dtype]
         identical[precision.name] = is_identical(loaded, precision.kv_dtype)
     plain = by_dtype[torch.float32]
