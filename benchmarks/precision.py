@@ -188,7 +188,7 @@ def _describe(row: Row) -> str:
     return (
         f"{row.dtype} with KV in {row.kv_dtype}: perplexity {row.perplexity:.4f} "
         f"({row.perplexity_change:+.3%}) over {row.tokens} tokens, "
-        f"{row.bytes_a_token:,.0f} bytes a token ({row.tokens_ratio:.2f} times the tokens), "
+        f"{row.bytes_a_token:,.0f} bytes a token ({row.tokens_ratio:.2f} times as many), "
         f"{'identical' if row.identical else 'NOT identical'} warm and cold"
     )
 

@@ -87,10 +87,17 @@ class KvStore:
                 f"the layout counts {layout.itemsize} bytes a number,"
                 f" {dtype} has {dtype.itemsize}"
             )
+        if scale_itemsize(dtype) != layout.scale_itemsize:
+            raise ConfigError(
+                f"the layout has scales of {layout.scale_itemsize} bytes,"
+                f" {dtype} has {scale_itemsize(dtype)}"
+            )
         self.layout = layout
         self.num_blocks = num_blocks
-        unit = math.gcd(*(s for x in layout.layers for s in (x.key_size, x.value_size)))
         block_elements = layout.block_bytes // layout.itemsize
+        sizes = (s for x in layout.layers for s in (x.key_size, x.value_size))
+        # Scales may leave a block that is no multiple of the sizes.
+        unit = math.gcd(block_elements, *sizes)
         self._rows_per_block = block_elements // unit
         # Zeroed: a slot nobody wrote is read (and masked) where a table ends inside
         # a partition, and a NaN there would outlive the mask.

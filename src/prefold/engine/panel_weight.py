@@ -34,7 +34,7 @@ class PanelWeight(torch.Tensor):
 
     @classmethod
     def of(cls, layer: PackedLinear, dtype: torch.dtype | None = None) -> PanelWeight:
-        """Return the weights of a layer; ``dtype`` is what they show, None for their own."""
+        """Return the weights of a layer, shown in a type, or in their own."""
         zero = layer.panels.new_zeros((), dtype=dtype)
         shown = zero.expand(layer.out_features, layer.in_features)
         weight = shown.as_subclass(cls)

@@ -88,8 +88,8 @@ def _probe_multiples(loaded: LoadedModel) -> Exactness:
         difference = _find_difference(loaded, counts)
         if difference is None:
             detail = (
-                f"{_count_layers(loaded.model)} and the head gave the same bits for batches of "
-                f"{', '.join(str(n) for n in counts)} rows"
+                f"{_count_layers(loaded.model)} and the head gave the same bits for "
+                f"batches of {', '.join(str(n) for n in counts)} rows"
                 f" with {torch.get_num_threads()} threads"
             )
             return Exactness(is_exact=True, row_multiple=multiple, detail=detail)
