@@ -28,6 +28,7 @@ class ServeOptions:
     cache_policy: str | None
     block_size: int | None
     dtype: str | None
+    kv_dtype: str | None
     device: str | None
     threads: int | None
     max_model_len: int | None
