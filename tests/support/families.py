@@ -5,6 +5,7 @@ The tests run over them; ``docs/families.md`` is made of the same rows (``family
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -78,7 +79,7 @@ class Family:
 
     model_type: str
     special: str
-    entries: dict[str, object] = field(default_factory=dict)
+    entries: Mapping[str, object] = field(default_factory=dict)
 
 
 ACCEPTED = (
@@ -275,7 +276,9 @@ def fresh_model(
             for name, parameter in model.named_parameters():
                 if parameter.ndim > 1 or "sinks" in name:
                     parameter.normal_(std=0.3)
-    return model.to(dtype)  # type: ignore[arg-type] -- transformers wraps ``to``
+    # transformers wraps ``to``, and the wrapper loses its signature.
+    model.to(dtype)  # type: ignore[arg-type]
+    return model
 
 
 def tiny_model(

@@ -46,11 +46,7 @@ def leave(_loaded: LoadedModel) -> None:
 
 def rename_class(loaded: LoadedModel) -> None:
     """Give a model another class, which computes the same."""
-
-    class RenamedForCausalLM(LlamaForCausalLM):
-        pass
-
-    loaded.model.__class__ = RenamedForCausalLM
+    loaded.model.__class__ = type("RenamedForCausalLM", (LlamaForCausalLM,), {})
 
 
 def add_token(loaded: LoadedModel) -> None:

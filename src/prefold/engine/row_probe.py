@@ -79,7 +79,8 @@ def probe_rows(loaded: LoadedModel) -> Exactness:
 def _probe_multiples(loaded: LoadedModel) -> Exactness:
     first_difference = None
     unpadded = (1,) if find_uneven(loaded.model) is None else ()
-    with TailWatch(_PERIOD) as tails:
+    tails = TailWatch(_PERIOD)
+    with tails:
         _run_layers(loaded, _PERIOD)
     for multiple in (*unpadded, *_MULTIPLES):
         if not tails.allows(multiple):
