@@ -7,6 +7,7 @@
 #   make soak                      the same tests at full counts
 #   make sanitize                  the kernels' tests under AddressSanitizer
 #   make bench                     every benchmark, one JSON object each
+#   make families              runs a tiny model of each family and writes docs/families.md
 #   make system                    Debian packages, only what is missing
 #   make clean                     removes .venv and every cache
 
@@ -25,7 +26,7 @@ other_tests := $(wildcard tests/property tests/e2e)
 # A file's tests stay together: they share what is dear to set up.
 pytest := $(bin)/pytest -q -n 2 --dist loadfile
 
-.PHONY: install install-compat demo serve static check test soak sanitize bench system clean
+.PHONY: install install-compat demo serve static check test soak sanitize bench families system clean
 
 install:
 	@PYTHON="$(PYTHON)" scripts/install.sh
@@ -73,6 +74,9 @@ bench: install
 	  echo "==> $$script" >&2; \
 	  $(bin)/python "$$script" --json; \
 	done
+
+families: install
+	@PYTHONPATH=tests $(bin)/python -m support.family_table
 
 system:
 	@PYTHON="$(PYTHON)" scripts/system.sh

@@ -30,6 +30,7 @@ from prefold.engine.attention import AttentionCall
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
 from prefold.engine.native import NATIVE, describe_attention
+from prefold.engine.quantization import scale_itemsize
 from prefold.engine.step_attention import attention_over, order_for
 
 _BLOCK_SIZE = 16
@@ -49,7 +50,13 @@ class Load:
     """Sequences of random KV over several layers, and one step of them all."""
 
     def __init__(
-        self, lengths: Sequence[int], *, num_layers: int, shared: int = 0, new: int = 1
+        self,
+        lengths: Sequence[int],
+        *,
+        num_layers: int,
+        shared: int = 0,
+        new: int = 1,
+        kv_dtype: torch.dtype = torch.float32,
     ) -> None:
         num_shared = shared // _BLOCK_SIZE
         counts = [-(-length // _BLOCK_SIZE) - num_shared for length in lengths]
@@ -58,13 +65,14 @@ class Load:
         self.layout = KvLayout(
             block_size=_BLOCK_SIZE,
             layers=(_SHAPE,) * num_layers,
-            itemsize=4,
+            itemsize=kv_dtype.itemsize,
             order=order_for(NATIVE),
+            scale_itemsize=scale_itemsize(kv_dtype),
         )
         self.store = KvStore(
-            self.layout, num_blocks, dtype=torch.float32, device=torch.device("cpu")
+            self.layout, num_blocks, dtype=kv_dtype, device=torch.device("cpu")
         )
-        self.store.numbers.uniform_(-1, 1)
+        self._fill()
         order = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
         common, rest = np.split(order, [num_shared])
         self.slices = [
@@ -95,6 +103,17 @@ class Load:
             )
             for layer in range(num_layers)
         ]
+
+    def _fill(self) -> None:
+        """Make every number one between -1 and 1."""
+        if not self.layout.scale_itemsize:
+            self.store.numbers.uniform_(-1, 1)
+            return
+        self.store.numbers.random_(-127, 128)
+        for layer in range(self.num_layers):
+            for plane in (self.store.keys(layer), self.store.values(layer)):
+                if plane.scales is not None:
+                    plane.scales.fill_(1 / 127)
 
     @property
     def num_bytes(self) -> int:

@@ -18,7 +18,10 @@ constexpr int kMaxSize = 256;
 // Scores of one row after another; a power of two would put all into a few cache sets.
 constexpr int kScoreStride = kPartition + kTile;
 
-enum class Number { float32, bfloat16, float16 };
+// The last one has scales: what is read is a number times the scale of its head and token.
+enum class Number { float32, bfloat16, float16, int8 };
+
+constexpr int kLargestInt8 = 127;
 
 // One sequence's share of a step.
 struct Member {
@@ -42,13 +45,15 @@ struct Segment {
   int32_t first_key, end_key;  // counted from the partition's first
 };
 
-// One layer's part of the pool. In a block, keys are [kv_heads][key_size][block_size] and
-// values [kv_heads][block_size][value_size].
+// One layer's part of the pool. In a block, keys are [kv_heads][key_size][block_size],
+// values [kv_heads][block_size][value_size], and scales float32 [kv_heads][block_size].
+// Sizes and offsets count numbers, also those of scales, which only int8 has.
 struct Layer {
   void* pool;
   Number number;
   int64_t block_numbers;  // of all layers
   int64_t key_offset, value_offset;
+  int64_t key_scale_offset, value_scale_offset;
   int32_t block_size, heads, kv_heads, key_size, value_size;
 };
 

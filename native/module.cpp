@@ -89,11 +89,12 @@ Number number_of(const Output& array) {
   const nb::dlpack::dtype dtype = array.dtype();
   require(dtype.lanes == 1, "the pool must hold plain numbers");
   if (dtype == nb::dtype<float>()) return Number::float32;
+  if (dtype == nb::dtype<int8_t>()) return Number::int8;
   if (dtype.bits == 16 && dtype.code == uint8_t(nb::dlpack::dtype_code::Bfloat)) {
     return Number::bfloat16;
   }
   require(dtype.bits == 16 && dtype.code == uint8_t(nb::dlpack::dtype_code::Float),
-          "the pool must be float32, bfloat16 or float16");
+          "the pool must be float32, bfloat16, float16 or int8");
   return Number::float16;
 }
 
@@ -143,7 +144,9 @@ class Pool {
   }
 
   void attend(Step& step, const Array& query, const Array& keys, const Array& values,
-              const Output& out, int64_t key_offset, int64_t value_offset, double scaling,
+              const Output& out, int64_t key_offset, int64_t value_offset,
+              std::optional<int64_t> key_scale_offset,
+              std::optional<int64_t> value_scale_offset, double scaling,
               std::optional<int64_t> window, std::optional<double> softcap,
               const std::optional<Array>& sinks, int num_threads) {
     Layer layer = read_layer(query, keys, values, step);
@@ -153,6 +156,7 @@ class Pool {
     require_shape(out, {1, num_rows, layer.heads, layer.value_size}, "out");
     require_no_gaps(out, "out");
     place(layer, key_offset, value_offset);
+    place_scales(layer, key_scale_offset, value_scale_offset);
     Inputs inputs{heads_of(query, "query"), heads_of(keys, "keys"),
                   heads_of(values, "values"), nullptr,
                   read_options(scaling, window, softcap)};
@@ -196,6 +200,8 @@ class Pool {
             block_numbers_,
             0,
             0,
+            0,
+            0,
             step.block_size(),
             int32_t(heads),
             int32_t(kv_heads),
@@ -213,6 +219,23 @@ class Pool {
     require(fits(value_offset, layer.value_size), "the values do not fit into a block");
     layer.key_offset = key_offset;
     layer.value_offset = value_offset;
+  }
+
+  static void place_scales(Layer& layer, std::optional<int64_t> key_offset,
+                           std::optional<int64_t> value_offset) {
+    const bool has_scales = layer.number == Number::int8;
+    require(key_offset.has_value() == has_scales && value_offset.has_value() == has_scales,
+            "scales belong to a pool of int8, which cannot do without");
+    if (!has_scales) return;
+    // A number takes one byte. That the area fits was seen when the keys were placed.
+    const int64_t area =
+        int64_t(layer.kv_heads) * layer.block_size * int64_t(sizeof(float));
+    const auto fits = [&](int64_t offset) {
+      return offset >= 0 && area <= layer.block_numbers - offset;
+    };
+    require(fits(*key_offset) && fits(*value_offset), "the scales do not fit into a block");
+    layer.key_scale_offset = *key_offset;
+    layer.value_scale_offset = *value_offset;
   }
 
   static Options read_options(double scaling, std::optional<int64_t> window,
@@ -262,7 +285,8 @@ NB_MODULE(_kernels, module) {
            nb::kw_only(), "block_numbers"_a, "kernel"_a)
       .def("attend", &Pool::attend, "step"_a, "query"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "key_offset"_a,
-           "value_offset"_a, "scaling"_a, "window"_a.none(), "softcap"_a.none(),
+           "value_offset"_a, "key_scale_offset"_a.none(), "value_scale_offset"_a.none(),
+           "scaling"_a, "window"_a.none(), "softcap"_a.none(),
            "sinks"_a.noconvert().none(), "num_threads"_a);
   bind_linear(module);
   bind_layer(module);

@@ -121,6 +121,24 @@ PREFOLD_INLINE Floats load_halves(const uint16_t* from) {
 #endif
 }
 
+PREFOLD_INLINE Floats load_int8(const int8_t* from) {
+#if defined(PREFOLD_AVX2)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = float(from[i]);
+  return out;
+#endif
+}
+
+// Rounds a number of up to 2^22 to nearest, ties to even.
+PREFOLD_INLINE float to_whole(float value) {
+  // In the sum the last bit stands for 1.
+  const float magic = 12582912.0f;
+  return (value + magic) - magic;
+}
+
 // 2 ** x for x <= 127, exactly 0 below -126, NaN for NaN. Relative error 1e-7.
 // Coefficients of Cephes' exp2f (S. Moshier).
 PREFOLD_INLINE Floats power_of_two(Floats x) {

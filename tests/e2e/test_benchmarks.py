@@ -264,3 +264,25 @@ def test_advice_is_timed_on_made_up_traffic() -> None:
     assert rows["verdict"].startswith("It ")
     assert chats["breakers"] == ["the clock's seconds (99%)"]
     assert report["passed"]
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_precisions_are_compared_with_float32(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    sizes = ["--windows", "1", "--window", "64", "--rounds", "1", "--shrink", "32"]
+    out = _run("precision.py", "--model", str(model), *sizes, "--json")
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    rows = report["precisions"]
+    assert len(rows) == 8
+    for row in rows:
+        assert row["identical"]
+        assert row["tokens"] == 63
+        assert row["perplexity"] > 1
+    assert rows[0]["perplexity_change"] == 0
+    # Heads of 12 numbers: 48 bytes, 24, or 12 and a scale.
+    assert [round(row["tokens_ratio"], 2) for row in rows[:4]] == [1, 2, 2, 3]
+    assert set(report["decode_share_of_float32"]) == {"bfloat16", "float16", "int8"}

@@ -1,4 +1,4 @@
-"""Tiny random models of many families against their own eager attention."""
+"""Tiny random models of many families: as exact as their page says, or refused."""
 
 from __future__ import annotations
 
@@ -7,159 +7,74 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from torch import nn
 
 from prefold.engine.batch import SequenceSlice, StepPlan
-from prefold.engine.families import check_config
 from prefold.engine.kv_store import KvStore
-from prefold.engine.loading import LoadedModel, LoadOptions, prepare_model
 from prefold.engine.model_runner import ModelRunner
-from prefold.engine.self_check import measure_difference
+from prefold.engine.native import HAS_KERNELS
+from prefold.engine.self_check import CheckMemory, ensure_checked, measure_difference
 from prefold.errors import ConfigError
-from support.tiny_models import make_tokenizer
+from support.families import (
+    ACCEPTED,
+    LONG_FACTORS,
+    REFUSED,
+    Family,
+    fresh_model,
+    tiny_config,
+    tiny_model,
+)
+from support.family_run import run_family
+from support.family_table import (
+    DOCUMENT,
+    accepted_line,
+    refusal_of,
+    refused_line,
+    render,
+)
 
 pytestmark = pytest.mark.e2e
 
-_TINY = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-_LONG_FACTORS = [4.0, 3.0, 2.5, 2.0]
-
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": 32,
-    "long_factor": _LONG_FACTORS,
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-}
-
-#: Model type to what its configuration needs beyond ``_TINY``.
-FAMILIES: dict[str, dict[str, object]] = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 11},
-    "gemma2": {
-        "sliding_window": 11,
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 3.0,
-        "query_pre_attn_scalar": 8,
-    },
-    "gemma3_text": {
-        "sliding_window": 11,
-        "sliding_window_pattern": 2,
-        "query_pre_attn_scalar": 8,
-    },
-    "phi": {},
-    "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32},
-    "gpt_neox": {},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "rotary_dim": 4},
-    "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "cohere2": {
-        "sliding_window": 11,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "olmo2": {},
-    "starcoder2": {"sliding_window": 11},
-    "granite": {"attention_multiplier": 0.2},
-    "smollm3": {"no_rope_layer_interval": 2},
-    "gpt_oss": {
-        "sliding_window": 11,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "mixtral": {"num_local_experts": 4, "sliding_window": 11},
-    "qwen2_moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 24,
-    },
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    "deepseek_v3": {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "head_dim": 4,
-        "n_routed_experts": 8,
-        "n_group": 2,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-    },
-    "gemma4_text": {
-        "sliding_window": 11,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-}
+LINES = DOCUMENT.read_text().splitlines()
 
 
-def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
-    return AutoConfig.for_model(
-        model_type, **{**_TINY, **FAMILIES.get(model_type, {}), **changes}
+def line_of(family: Family) -> str:
+    """Return what the document says of a family."""
+    [line] = [line for line in LINES if line.startswith(f"| `{family.model_type}` |")]
+    return line
+
+
+def by_type(family: Family) -> str:
+    return family.model_type
+
+
+@pytest.mark.parametrize("family", ACCEPTED, ids=by_type)
+def test_family_agrees_with_its_own_eager_attention(family: Family) -> None:
+    assert measure_difference(tiny_model(family.model_type)) < 1e-5
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="the page is of an installation with kernels")
+@pytest.mark.parametrize("family", ACCEPTED, ids=by_type)
+def test_family_is_as_exact_as_the_document_says(family: Family) -> None:
+    result = run_family(family)
+    assert accepted_line(family, result) == line_of(family)
+    assert all(result.identical.values())
+
+
+@pytest.mark.parametrize("family", REFUSED, ids=by_type)
+def test_family_is_refused_in_the_words_of_the_document(family: Family) -> None:
+    reason = refusal_of(family)
+    assert reason is not None
+    assert "\n" not in reason
+    assert refused_line(family, reason) == line_of(family)
+
+
+def test_the_document_says_nothing_else() -> None:
+    accepted, refused = (
+        [line_of(family) for family in families] for families in (ACCEPTED, REFUSED)
     )
-
-
-def fresh_model(config: PreTrainedConfig, attention: str | None = None) -> PreTrainedModel:
-    """Return the same model of a configuration each time."""
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32, attn_implementation=attention
-    )
-    # Larger weights than at initialisation, or attention is the same for every key.
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or "sinks" in name:
-                parameter.normal_(std=0.3)
-    return model
-
-
-def tiny_model(
-    model_type: str, *, max_model_len: int = 100, **changes: object
-) -> LoadedModel:
-    config = tiny_config(model_type, **changes)
-    check_config(config)
-    return prepare_model(
-        fresh_model(config), make_tokenizer(), LoadOptions(), max_model_len
-    )
-
-
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_family_agrees_with_its_own_eager_attention(model_type: str) -> None:
-    assert measure_difference(tiny_model(model_type)) < 1e-5
-
-
-REFUSED = ("bloom", "falcon", "mpt", "mamba", "llama4", "llama4_text")
-
-
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_a_family_that_would_be_wrong_is_refused_by_name(model_type: str) -> None:
-    with pytest.raises(ConfigError, match=f"type {model_type} cannot be served: "):
-        check_config(AutoConfig.for_model(model_type))
+    assert DOCUMENT.read_text() == render(accepted, refused)
+    assert len(ACCEPTED) >= 18
 
 
 def test_a_bidirectional_model_is_refused() -> None:
@@ -187,7 +102,7 @@ def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
     rows = run(*slices)
 
     assert torch.equal(run(slices[0]), rows[:14])
-    long_frequencies = torch.tensor(_LONG_FACTORS) * 10000.0 ** (torch.arange(4) / 4)
+    long_frequencies = torch.tensor(LONG_FACTORS) * 10000.0 ** (torch.arange(4) / 4)
     model = fresh_model(tiny_config("phi3"), "eager").train(mode=False)
     for prompt, got in zip(prompts, torch.split(rows, [14, 90]), strict=True):
         # Makes transformers take the long set for the short prompt too.
@@ -198,3 +113,28 @@ def test_longrope_agrees_with_eager_alone_beside_a_longer_request() -> None:
                 input_ids=torch.from_numpy(prompt)[None], use_cache=False
             ).logits[0]
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+class ShiftedLayer(nn.Module):
+    """A layer that mixes each row with the one before it, as a short convolution does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        shifted = nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :]
+        result: torch.Tensor = self.inner(states + 0.5 * shifted)
+        return result
+
+
+def test_a_state_that_no_mark_tells_of_is_found_before_a_model_is_served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    loaded = tiny_model("llama")
+    memory = CheckMemory(tmp_path_factory.mktemp("state") / "checks.json")
+    assert ensure_checked(loaded, b"plain", memory)
+    mlp: Any = loaded.model.get_submodule("model.layers.0.mlp")
+    mlp.up_proj = ShiftedLayer(mlp.up_proj)
+    with pytest.raises(ConfigError, match="llama cannot be served: its logits differ"):
+        ensure_checked(loaded, b"with a state", memory)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefold.engine.thread_share import ScratchBuffers, even_length
-from support.attention_cases import Heads, Pool, make_prompt
+from support.attention_cases import Heads, Pool, Way, make_prompt
 
 LENGTH = 600
 
@@ -30,8 +30,12 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+WAYS = (Way(), Way(dtype=torch.int8), Way(dtype=torch.bfloat16, block_size=7))
+
+
 @given(
     heads=st.sampled_from(OPTIONS),
+    way=st.sampled_from(WAYS),
     cuts=st.sets(st.integers(1, LENGTH - 1), max_size=5),
     single=st.integers(0, LENGTH - 1),
     stranger=st.integers(1, 300),
@@ -39,14 +43,14 @@ def _threads() -> Iterator[None]:
 )
 @settings(max_examples=25)
 def test_bits_do_not_depend_on_chunks_neighbours_or_threads(
-    heads: Heads, cuts: set[int], single: int, stranger: int, threads: int
+    heads: Heads, way: Way, cuts: set[int], single: int, stranger: int, threads: int
 ) -> None:
     prompts = [make_prompt(heads, LENGTH), make_prompt(heads, stranger, seed=1)]
     torch.set_num_threads(2)
-    [expected] = Pool(heads, prompts).run([(0, 0, LENGTH)])
+    [expected] = Pool(heads, prompts, way=way).run([(0, 0, LENGTH)])
 
     torch.set_num_threads(threads)
-    pool = Pool(heads, prompts, seed=1)
+    pool = Pool(heads, prompts, seed=1, way=way)
     edges = sorted({0, LENGTH} | cuts)
     for number, (start, end) in enumerate(pairwise(edges)):
         company = [(1, 0, stranger)] if number % 2 else []

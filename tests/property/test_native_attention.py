@@ -12,6 +12,7 @@ from support.attention_cases import (
     Pool,
     Prompt,
     Way,
+    as_stored,
     attend_naively,
     make_prompt,
     share_prefix,
@@ -42,6 +43,8 @@ WAYS = {
     "large blocks": Way(block_size=48),
     "bfloat16": Way(dtype=torch.bfloat16),
     "float16 in large blocks": Way(dtype=torch.float16, block_size=32),
+    "int8": Way(dtype=torch.int8),
+    "int8 in small blocks": Way(dtype=torch.int8, block_size=5),
 }
 
 
@@ -96,7 +99,7 @@ def test_agrees_with_a_naive_softmax_over_what_is_stored(way: Way, kernel: str) 
     for length in (530, 70, 1, 257):
         prompt = make_prompt(heads, length, seed=length)
         # Rounded once, so that storing rounds nothing.
-        key, value = (x.to(way.dtype).float() for x in (prompt.key, prompt.value))
+        key, value = (as_stored(x, way.dtype) for x in (prompt.key, prompt.value))
         prompts.append(type(prompt)(query=prompt.query, key=key, value=value))
     pool = Pool(
         heads,
@@ -124,6 +127,63 @@ def test_storing_rounds_as_torch_does(kernel: str, dtype: torch.dtype) -> None:
         stored = view[pool.tables[0]].reshape(64, 32)
         wanted = values[0].to(dtype)
         assert torch.equal(stored.view(torch.int16), wanted.view(torch.int16))
+
+
+def _hard_numbers() -> torch.Tensor:
+    """Return ``[1, 64, 32]``: rows of every size, and ones that are hard to divide."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(1, 64, 32, generator=generator)
+    numbers *= torch.logspace(-30, 30, 64)[:, None]
+    numbers[0, 0] = 0.0
+    # So small that the scale has hardly a bit left, or none.
+    numbers[0, 1, 1:], numbers[0, 2, 1:] = 0.0, 0.0
+    numbers[0, 1, 0], numbers[0, 2, 0] = 1e-45, -2e-43
+    # Halves go to the even side; the largest stays what it is, on either side of zero.
+    numbers[0, 3] = torch.arange(32) + 0.5
+    numbers[0, 3, 0], numbers[0, 4, :2] = -127.0, torch.tensor([3e38, -3e38])
+    numbers[0, 5, 7] = -0.0
+    return numbers
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_int8_is_stored_as_the_reference_stores_it(kernel: str, block_size: int) -> None:
+    heads = Heads(num_heads=1, num_kv_heads=1, key_size=32, value_size=32)
+    numbers = _hard_numbers()
+    prompt = Prompt(query=torch.ones(1, 64, 32), key=numbers, value=-numbers)
+    found = []
+    for name in (kernel, None):
+        way = Way(kernel=name, dtype=torch.int8, block_size=block_size)
+        pool = Pool(heads, [prompt], way=way)
+        pool.run([(0, 0, 64)])
+        for plane in (pool.store.keys(0), pool.store.values(0)):
+            assert plane.scales is not None
+            table = pool.tables[0]
+            found.append(
+                (
+                    plane.view[table].reshape(-1, 32)[:64],
+                    plane.scales[table].reshape(-1)[:64].view(torch.int32),
+                )
+            )
+    for ours, reference in ((0, 2), (1, 3)):
+        for got, wanted in zip(found[ours], found[reference], strict=True):
+            assert torch.equal(got, wanted)
+    assert found[0][0][3, 1:4].tolist() == [2, 2, 4]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_int8_cannot_make_a_number_of_what_is_none(kernel: str, bad: float) -> None:
+    heads = Heads(num_heads=1, num_kv_heads=1, key_size=32, value_size=32)
+    prompt = make_prompt(heads, 40)
+    prompt.value[0, 7, 3] = bad
+    for name in (kernel, None):
+        pool = Pool(heads, [prompt], way=Way(kernel=name, dtype=torch.int8))
+        pool.run([(0, 0, 40)])
+        scales = pool.store.values(0).scales
+        assert scales is not None
+        written = scales[pool.tables[0]].reshape(-1)[:40]
+        assert (~written.isfinite()).nonzero().flatten().tolist() == [7]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

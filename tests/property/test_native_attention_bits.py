@@ -46,6 +46,8 @@ WAYS = tuple(
         (torch.float32, 24),
         (torch.bfloat16, 16),
         (torch.float16, 7),
+        (torch.int8, 16),
+        (torch.int8, 7),
     )
 ) or (Way(),)
 

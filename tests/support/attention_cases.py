@@ -13,6 +13,7 @@ from prefold.engine.attention import AttentionCall, PagedAttention
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
 from prefold.engine.native import HAS_KERNELS, NATIVE, REFERENCE
+from prefold.engine.quantization import QUANTIZED, quantize, scale_itemsize
 from prefold.engine.step_attention import StepAttention, order_for
 
 if HAS_KERNELS:
@@ -81,6 +82,14 @@ def share_prefix(prompts: Sequence[Prompt], num_tokens: int) -> list[Prompt]:
     ]
 
 
+def as_stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``[..., size]`` as it is read again after it was stored."""
+    if dtype is not QUANTIZED:
+        return numbers.to(dtype).float()
+    stored, scales = quantize(numbers)
+    return stored.float() * scales[..., None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Way:
     """How a pool keeps KV and attends to it.
@@ -119,6 +128,7 @@ class Pool:
             ),
             itemsize=way.dtype.itemsize,
             order=order_for(REFERENCE if way.kernel is None else NATIVE),
+            scale_itemsize=scale_itemsize(way.dtype),
         )
         num_blocks = num_shared + sum(own)
         self.store = KvStore(

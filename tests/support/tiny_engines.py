@@ -16,7 +16,7 @@ from prefold.engine.config import EngineConfig, ModelLimits, RequestOptions, Sch
 from prefold.engine.engine import Engine
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel, LoadOptions, load_model
-from prefold.engine.model_runner import ModelRunner
+from prefold.engine.model_runner import DEFAULT_ROW_MULTIPLE, ModelRunner
 from prefold.engine.parts import EngineParts
 from prefold.engine.prompt import Prompt
 from prefold.engine.request import RequestOutput, SamplingParams
@@ -82,9 +82,13 @@ class TinyEngine(Engine):
         scheduler: SchedulerConfig | None = None,
         has_tokenizer: bool = False,
         policy: str = DEFAULT_POLICY,
+        kv_dtype: torch.dtype | None = None,
+        row_multiple: int = DEFAULT_ROW_MULTIPLE,
     ) -> None:
-        self.store = make_store(loaded, num_blocks, block_size)
-        self.runner = WatchedRunner(ModelRunner(loaded, self.store))
+        self.store = make_store(loaded, num_blocks, block_size, kv_dtype)
+        self.runner = WatchedRunner(
+            ModelRunner(loaded, self.store, row_multiple=row_multiple)
+        )
         self.fingerprint = make_fingerprint(block_size=block_size)
         super().__init__(
             EngineParts(
@@ -122,9 +126,15 @@ class TinyEngine(Engine):
         assert counts.free + counts.idle == self.cache.num_blocks
 
 
-def make_store(loaded: LoadedModel, num_blocks: int, block_size: int) -> KvStore:
-    layout = loaded.layout(block_size, loaded.dtype)
-    return KvStore(layout, num_blocks, dtype=loaded.dtype, device=loaded.device)
+def make_store(
+    loaded: LoadedModel,
+    num_blocks: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,
+) -> KvStore:
+    dtype = kv_dtype or loaded.dtype
+    layout = loaded.layout(block_size, dtype)
+    return KvStore(layout, num_blocks, dtype=dtype, device=loaded.device)
 
 
 def limits_of(loaded: LoadedModel) -> ModelLimits:
@@ -150,10 +160,15 @@ def make_subject(loaded: LoadedModel, block_size: int = 16) -> Subject:
     )
 
 
-def assert_equal_outputs(output: RequestOutput, reference: RequestOutput) -> None:
-    """Assert the same tokens, and the same logits bit for bit."""
-    assert output.token_ids == reference.token_ids
+def are_equal_outputs(output: RequestOutput, reference: RequestOutput) -> bool:
+    """Tell whether tokens are the same, and logits bit for bit."""
     assert output.logits is not None
     assert reference.logits is not None
     bits, wanted = output.logits.view(torch.int32), reference.logits.view(torch.int32)
-    assert torch.equal(bits, wanted)
+    return output.token_ids == reference.token_ids and torch.equal(bits, wanted)
+
+
+def assert_equal_outputs(output: RequestOutput, reference: RequestOutput) -> None:
+    """Assert the same tokens, and the same logits bit for bit."""
+    assert output.token_ids == reference.token_ids
+    assert are_equal_outputs(output, reference)

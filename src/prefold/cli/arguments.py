@@ -31,7 +31,8 @@ Dtype = Annotated[
     str | None, typer.Option(help="Of the computation: float32, bfloat16 ...")
 ]
 KvDtype = Annotated[
-    str | None, typer.Option(help="Of the cached KV. [default: the computation's]")
+    str | None,
+    typer.Option(help="Of the cached KV, also int8. [default: the computation's]"),
 ]
 Attention = Annotated[
     str | None, typer.Option(help="cpu, the compiled kernel, or reference.")

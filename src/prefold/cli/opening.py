@@ -129,6 +129,7 @@ def _settings(options: ModelOptions) -> ModelSettings:
         cache_blocks=options.cache_blocks,
         block_size=options.block_size,
         dtype=options.dtype or "float32",
+        kv_dtype=options.kv_dtype,
         max_model_len=options.max_model_len,
         num_threads=options.threads,
         device=options.device,

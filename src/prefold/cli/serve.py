@@ -86,6 +86,7 @@ def _cache(config: CacheConfig, options: ServeOptions) -> CacheConfig:
         config,
         block_size=_or(options.block_size, config.block_size),
         policy=options.cache_policy or config.policy,
+        kv_dtype=options.kv_dtype or config.kv_dtype,
     )
     if options.cache_memory is None and options.cache_blocks is None:
         return config

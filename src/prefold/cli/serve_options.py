@@ -15,6 +15,7 @@ from prefold.cli.arguments import (
     CachePolicy,
     DeviceOrFile,
     Dtype,
+    KvDtype,
     MaxModelLen,
     ModelArgument,
     PositionOffsetOrFile,
@@ -64,6 +65,7 @@ class ServeOptions:
     cache_policy: CachePolicy = None
     block_size: BlockSizeOrFile = None
     dtype: Dtype = None
+    kv_dtype: KvDtype = None
     device: DeviceOrFile = None
     threads: Threads = None
     max_model_len: MaxModelLen = None

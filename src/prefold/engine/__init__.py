@@ -14,6 +14,8 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``request``, ``config``, ``counters``, ``arguments`` | values at the outside |
 | ``batch`` | the step plan, and the seam for a runner |
 | ``model_runner``, ``attention``, ``kv_store`` | a plan in, logits out |
+| ``quantization`` | KV as whole numbers with scales |
+| ``families``, ``row_probe``, ``row_tails``, ``self_check`` | which models, and how exact |
 | ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
 | ``packing``, ``packed_linear``, ``packed_experts`` | the compiled ones |
 | ``panels``, ``panel_weight`` | the weights they read |

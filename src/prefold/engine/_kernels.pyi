@@ -34,6 +34,8 @@ class Pool:
         *,
         key_offset: int,
         value_offset: int,
+        key_scale_offset: int | None,
+        value_scale_offset: int | None,
         scaling: float,
         window: int | None,
         softcap: float | None,

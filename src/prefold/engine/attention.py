@@ -32,6 +32,7 @@ from prefold.engine.attention_plan import (
 )
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvPlane, KvStore, RowGeometry
+from prefold.engine.quantization import quantize
 from prefold.engine.thread_share import ScratchBuffers, even_length
 from prefold.engine.usable_rows import UsableRows
 from prefold.errors import InvariantError
@@ -198,15 +199,7 @@ class PagedAttention:
         """Write the call's keys and values, then attend to everything its rows see."""
         keys, values = self._store.keys(call.layer), self._store.values(call.layer)
         for plane, new in ((keys, call.key), (values, call.value)):
-            index = self._row_index(self._write_slots, plane)
-            plane.rows.index_copy_(
-                0,
-                index,
-                new[0]
-                .transpose(0, 1)
-                .reshape(-1, plane.rows.shape[1])
-                .to(plane.rows.dtype),
-            )
+            self._write(plane, new[0].transpose(0, 1))
         self._usable.note(call.layer, call.key, call.value)
         heads, num_rows = call.query.shape[1:3]
         groups = heads // keys.geometry.num_heads
@@ -242,6 +235,18 @@ class PagedAttention:
             self._reads[window] = tuple(read.on(self._store.device) for read in reads)
         return self._reads[window]
 
+    def _write(self, plane: KvPlane, new: torch.Tensor) -> None:
+        """Put ``[rows, heads, size]`` into the slots of the step's rows."""
+        if plane.scales is not None:
+            new, scales = quantize(new)
+            block_size = self._store.layout.block_size
+            slots = self._write_slots
+            # Padding rows share one slot, whose scale is then anyone's.
+            plane.scales[slots // block_size, slots % block_size] = scales
+        index = self._row_index(self._write_slots, plane)
+        rows = new.reshape(-1, plane.rows.shape[1]).to(plane.rows.dtype)
+        plane.rows.index_copy_(0, index, rows)
+
     def _fetch(self, read: KeyRead, plane: KvPlane, buffer: str) -> torch.Tensor:
         """Copy keys or values out of the pool, ``[pairs, heads, PARTITION, size]``."""
         index = self._row_index(read.slots, plane)
@@ -250,7 +255,12 @@ class PagedAttention:
         rows = self._scratch.take(buffer, index.numel() * unit, plane.rows).view(-1, unit)
         torch.index_select(plane.rows, 0, index, out=rows)
         pairs, keys = read.slots.shape
-        return rows.view(pairs, plane.geometry.num_heads, keys, plane.geometry.size).float()
+        stored = rows.view(pairs, plane.geometry.num_heads, keys, plane.geometry.size)
+        if plane.scales is None:
+            return stored.float()
+        block_size = self._store.layout.block_size
+        scales = plane.scales[read.slots // block_size, read.slots % block_size]
+        return stored.float().mul_(scales.transpose(1, 2)[..., None])
 
     def _row_index(self, slots: torch.Tensor, plane: KvPlane) -> torch.Tensor:
         known = self._rows.get((id(slots), plane.geometry))

@@ -1,9 +1,9 @@
 """Families: which models may be served, and why others may not.
 
 A model is accepted only if transformers lets its attention be replaced, every layer is
-full or sliding-window causal attention, and nothing that shapes the attention reaches
-the layers by a way that is not known here. A model that breaks a rule would load and
-answer, and be wrong; so it is refused by name.
+full or sliding-window causal attention, all it keeps between two steps is keys and values,
+and nothing that shapes the attention reaches the layers by a way that is not known here.
+A model that breaks a rule would load and answer, and be wrong; so it is refused by name.
 
 The rules are checked twice: on the configuration, before weights are read, and on what
 the layers really pass to their attention, in one recorded forward pass.
@@ -15,25 +15,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from prefold.blocks.layout import LayerShape
 from prefold.engine.attention import AttentionCall
-from prefold.errors import ConfigError
+from prefold.errors import ConfigError, InvariantError
 
 #: Model types that are known to be wrong here, with the reason in words.
 _REFUSED = {
     "bloom": "BLOOM adds position biases (ALiBi) inside its own attention",
     "falcon": "Falcon keeps its attention to itself",
     "mpt": "MPT adds position biases (ALiBi) inside its own attention",
-    "mamba": "Mamba keeps a recurrent state in place of keys and values",
-    "mamba2": "Mamba 2 keeps a recurrent state in place of keys and values",
     "llama4": "Llama 4 attends in chunks that only its mask knows of",
     "llama4_text": "Llama 4 attends in chunks that only its mask knows of",
 }
 
+#: Why a model with a state is refused. A block's keys and values hold for any sequence that
+#: begins with its tokens, up to any of them; a state is that of one length alone.
+_STATE = "it keeps a recurrent state beside or in place of keys and values"
+
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+#: What transformers keeps keys and values in; the last one for layers that use another's.
+_KV_LAYERS = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
 
 #: Rows of the recorded pass; any number will do.
 _RECORDED_ROWS = 16
@@ -69,12 +75,24 @@ def check_config(config: PreTrainedConfig) -> None:
         _refuse(name, "transformers has no causal language model of this type")
     # The mapping is lazy, and typed as if it held strings.
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[assignment]
+    if model_class._is_stateful:  # noqa: SLF001 -- as below
+        _refuse(name, _STATE)
     if not model_class._supports_attention_backend:  # noqa: SLF001 -- has no public name
         _refuse(name, "transformers does not let its attention be replaced")
     layer_types = text_config.to_dict().get("layer_types") or ()
     unknown = sorted(set(layer_types) - _KNOWN_LAYER_TYPES)
     if unknown:
         _refuse(name, f"it has layers of the kind {', '.join(unknown)}")
+    _check_cache(name, text_config)
+
+
+def _check_cache(name: str, text_config: PreTrainedConfig) -> None:
+    """Refuse a model whose own cache, as transformers makes it, is more than KV."""
+    kinds = {type(layer) for layer in DynamicCache(config=text_config).layers}
+    unknown = sorted(kind.__name__ for kind in kinds - _KV_LAYERS)
+    if unknown:
+        found = " and a ".join(unknown)
+        _refuse(name, f"{_STATE} (its cache has a {found})")
 
 
 class RecordingSite:
@@ -111,6 +129,12 @@ def record_attention(model: PreTrainedModel) -> AttentionFacts:
         # A forward without keywords of its own cannot carry the step to its layers.
         _refuse(
             model.config.model_type, f"its forward pass takes no further keywords ({exc})"
+        )
+    except InvariantError:
+        # The keyword did not arrive, or a mask did that nobody here asked for.
+        _refuse(
+            model.config.model_type,
+            "its layers do not pass a step on to their attention, or mask it themselves",
         )
     return check_calls(model.config, site.calls)
 

@@ -10,6 +10,8 @@ Token-major parts are seen as rows of ``unit`` numbers, the greatest common divi
 key and value sizes, so one index over rows reads or writes any part of any layer
 by a plain ``index_select`` or ``index_copy_``, whatever the sizes of the layers.
 
+Whole numbers have their scales in the same block (see ``KvLayout`` and ``quantization``).
+
 The scratch block, with the id ``num_blocks``, takes what padding rows write.
 """
 
@@ -19,12 +21,13 @@ import math
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from prefold.blocks.layout import KvLayout, KvOrder
 from prefold.blocks.table import BlockCopy, BlockId
+from prefold.engine.quantization import SCALE_DTYPE, scale_itemsize
 from prefold.errors import ConfigError
 
 
@@ -52,12 +55,17 @@ class KvPlane:
         rows: The store's rows from this plane's first on; indexed by ``KvStore.rows_of``,
             in token-major order.
         view: The same memory as ``[num_blocks + 1, block_size, heads, size]``.
+        scale_offset: Where in a block its scales begin, counted in numbers; None if it has
+            none.
+        scales: They, ``[num_blocks + 1, block_size, heads]``.
     """
 
     geometry: RowGeometry
     offset: int
     rows: torch.Tensor
     view: torch.Tensor
+    scale_offset: int | None = None
+    scales: torch.Tensor | None = None
 
 
 class KvStore:
@@ -79,17 +87,24 @@ class KvStore:
                 f"the layout counts {layout.itemsize} bytes a number,"
                 f" {dtype} has {dtype.itemsize}"
             )
+        if scale_itemsize(dtype) != layout.scale_itemsize:
+            raise ConfigError(
+                f"the layout has scales of {layout.scale_itemsize} bytes,"
+                f" {dtype} has {scale_itemsize(dtype)}"
+            )
         self.layout = layout
         self.num_blocks = num_blocks
-        unit = math.gcd(*(s for x in layout.layers for s in (x.key_size, x.value_size)))
         block_elements = layout.block_bytes // layout.itemsize
+        sizes = (s for x in layout.layers for s in (x.key_size, x.value_size))
+        # Scales may leave a block that is no multiple of the sizes.
+        unit = math.gcd(block_elements, *sizes)
         self._rows_per_block = block_elements // unit
         # Zeroed: a slot nobody wrote is read (and masked) where a table ends inside
         # a partition, and a NaN there would outlive the mask.
         num_rows = (num_blocks + 1) * self._rows_per_block
         self._flat = _zeros(num_rows * unit, dtype, device).view(num_rows, unit)
         self._planes: list[tuple[KvPlane, KvPlane]] = []
-        offset = 0
+        offset, scale_offset = 0, layout.scale_offset
         is_turned = layout.order is KvOrder.DIMENSION_MAJOR_KEYS
         for shape in layout.layers:
             planes = []
@@ -99,8 +114,12 @@ class KvStore:
                 if is_turned:
                     own = (1, layout.block_size) if is_key else (size, 1)
                     strides = (own[0], layout.block_size * size, own[1])
-                planes.append(self._plane(offset, heads, size, strides))
-                offset += layout.block_size * shape.num_kv_heads * size
+                plane = self._plane(offset, heads, size, strides)
+                if layout.scale_itemsize:
+                    plane = self._with_scales(plane, scale_offset)
+                planes.append(plane)
+                offset += layout.block_size * heads * size
+                scale_offset += layout.block_size * heads * layout.scale_itemsize
             self._planes.append((planes[0], planes[1]))
 
     @property
@@ -161,6 +180,9 @@ class KvStore:
                 for plane in planes:
                     source = plane.view[copy.source, : copy.num_tokens]
                     plane.view[copy.target, : copy.num_tokens] = source
+                    if plane.scales is not None:
+                        scales = plane.scales[copy.source, : copy.num_tokens]
+                        plane.scales[copy.target, : copy.num_tokens] = scales
 
     def block_bytes(self, block_id: BlockId) -> bytes:
         """Return everything a block holds."""
@@ -180,6 +202,18 @@ class KvStore:
         geometry = RowGeometry(num_heads=num_heads, size=size, rows_per_head=size // unit)
         rows = self._flat[offset // unit :]
         return KvPlane(geometry=geometry, offset=offset, rows=rows, view=view)
+
+    def _with_scales(self, plane: KvPlane, scale_offset: int) -> KvPlane:
+        """Return a plane with the scales that begin at so many bytes of a block."""
+        block_size, heads = self.layout.block_size, plane.geometry.num_heads
+        # A number is one byte, and both the store and its scales begin at a multiple of a
+        # scale's size.
+        scales = self.numbers.view(SCALE_DTYPE).as_strided(
+            (self.num_blocks + 1, block_size, heads),
+            (self.block_numbers // SCALE_DTYPE.itemsize, 1, block_size),
+            scale_offset // SCALE_DTYPE.itemsize,
+        )
+        return replace(plane, scale_offset=scale_offset, scales=scales)
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -30,6 +30,7 @@ from prefold.engine.attention import ATTENTION_NAME, attend_to_site
 from prefold.engine.experts import EXPERTS_NAME, run_experts
 from prefold.engine.families import check_config, record_attention
 from prefold.engine.native import choose_attention
+from prefold.engine.quantization import scale_itemsize
 from prefold.engine.rotary import fix_rotary
 from prefold.engine.row_layers import replace_layers
 from prefold.engine.step_attention import order_for
@@ -107,6 +108,7 @@ class LoadedModel:
             layers=self.layer_shapes,
             itemsize=kv_dtype.itemsize,
             order=order_for(self.attention),
+            scale_itemsize=scale_itemsize(kv_dtype),
         )
 
 

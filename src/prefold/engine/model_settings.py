@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypedDict
 
 import torch
 
 from prefold.engine.loading import LoadOptions
+from prefold.engine.quantization import QUANTIZED
 from prefold.errors import ConfigError
 from prefold.eviction.quota import NO_QUOTAS, QuotaSettings
 from prefold.eviction.registry import DEFAULT_POLICY, check_policy
@@ -17,11 +20,10 @@ from prefold.eviction.registry import DEFAULT_POLICY, check_policy
 _THREADS_PER_CORE = 4
 _MIN_THREAD_LIMIT = 8
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+_DTYPES = MappingProxyType(
+    {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+)
+_KV_DTYPES = MappingProxyType({**_DTYPES, "int8": QUANTIZED})
 
 
 class ModelArguments(TypedDict, total=False):
@@ -51,7 +53,7 @@ class ModelSettings:
         cache_blocks: The same as a number of blocks; only one of the two may be given.
         block_size: Token positions in a block.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        kv_dtype: Of the cached KV; None for ``dtype``.
+        kv_dtype: Of the cached KV: one of the same, or ``"int8"``; None for ``dtype``.
         max_model_len: Tokens of prompt and reply; None for what the model allows.
         num_threads: Threads of torch; None leaves them.
         device: Such as ``"cpu"`` or ``"cuda"``.
@@ -130,10 +132,10 @@ def kv_dtype_of(settings: ModelSettings) -> torch.dtype:
     dtype = _dtype("dtype", settings.dtype)
     if settings.kv_dtype is None:
         return dtype
-    kv_dtype = _dtype("kv_dtype", settings.kv_dtype)
-    if dtype not in (kv_dtype, torch.float32):
+    kv_dtype = _dtype("kv_dtype", settings.kv_dtype, _KV_DTYPES)
+    if kv_dtype is not QUANTIZED and dtype not in (kv_dtype, torch.float32):
         raise ConfigError(
-            f"kv_dtype must be the same as dtype ({settings.dtype}) unless that is "
+            f"kv_dtype must be int8 or the same as dtype ({settings.dtype}) unless that is "
             f"float32, got {settings.kv_dtype}"
         )
     return kv_dtype
@@ -153,7 +155,9 @@ def _check_threads(num_threads: int | None) -> None:
         )
 
 
-def _dtype(name: str, value: str) -> torch.dtype:
-    if value not in _DTYPES:
-        raise ConfigError(f"{name} must be one of {', '.join(_DTYPES)}, got {value!r}")
-    return _DTYPES[value]
+def _dtype(
+    name: str, value: str, known: Mapping[str, torch.dtype] = _DTYPES
+) -> torch.dtype:
+    if value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return known[value]

@@ -56,6 +56,8 @@ class NativeAttention:
             to_dlpack(out),
             key_offset=keys.offset,
             value_offset=values.offset,
+            key_scale_offset=keys.scale_offset,
+            value_scale_offset=values.scale_offset,
             scaling=call.scaling,
             window=call.window,
             softcap=call.softcap,

@@ -20,9 +20,9 @@ from prefold.engine.panels import PACKABLE_DTYPES, PanelMaker, obstacle_in
 class PanelWeight(torch.Tensor):
     """Weights ``[outputs, inputs]`` of a packed layer, without memory of their own.
 
-    ``linear`` multiplies by the layer and ``embedding`` looks up in it; whatever else is
-    done with it is done with a copy that is made for that. Changing it in place raises
-    ``RuntimeError``.
+    ``linear`` multiplies by the layer and ``embedding`` looks up in it, also after the
+    weights were asked for in float32; whatever else is done with it is done with a copy
+    that is made for that. Changing it in place raises ``RuntimeError``.
 
     Attributes:
         layer: Without a bias.
@@ -33,9 +33,10 @@ class PanelWeight(torch.Tensor):
     shown: torch.Tensor
 
     @classmethod
-    def of(cls, layer: PackedLinear) -> PanelWeight:
-        """Return the weights of a layer."""
-        shown = layer.panels.new_zeros(()).expand(layer.out_features, layer.in_features)
+    def of(cls, layer: PackedLinear, dtype: torch.dtype | None = None) -> PanelWeight:
+        """Return the weights of a layer, shown in a type, or in their own."""
+        zero = layer.panels.new_zeros((), dtype=dtype)
+        shown = zero.expand(layer.out_features, layer.in_features)
         weight = shown.as_subclass(cls)
         weight.layer = layer
         weight.shown = shown
@@ -56,6 +57,10 @@ class PanelWeight(torch.Tensor):
             return _multiply(*args, **keywords)  # type: ignore[arg-type]
         if func is nn.functional.embedding:
             return _look_up(*args, **keywords)  # type: ignore[arg-type]
+        if func in _CONVERSIONS and _is_widening(args, keywords):
+            # Routers that weigh in float32 ask for their weights in it, step by step. The
+            # layer widens them as it reads, to the same numbers.
+            return cls.of(args[0].layer, torch.float32)  # type: ignore[attr-defined]
         if getattr(func, "__name__", "") == "__get__":
             found = func(*(_shown(each) for each in args))
             if not isinstance(found, torch.Tensor):
@@ -64,6 +69,10 @@ class PanelWeight(torch.Tensor):
             *(_unpacked(each) for each in args),
             **{name: _unpacked(each) for name, each in keywords.items()},
         )
+
+
+#: Of a tensor to another type; with the type as their only argument, or without any.
+_CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
 
 
 def pack_routers(model: nn.Module, maker: PanelMaker) -> int:
@@ -95,6 +104,13 @@ def _is_router(module: nn.Module) -> bool:
     )
 
 
+def _is_widening(args: Sequence[object], keywords: Mapping[str, object]) -> bool:
+    """Tell whether a conversion's arguments are packed weights and float32, or nothing."""
+    first, *rest = args
+    wanted = [*rest, *keywords.values()]
+    return isinstance(first, PanelWeight) and wanted in ([], [torch.float32])
+
+
 def _shown(argument: Any) -> Any:
     return argument.shown if isinstance(argument, PanelWeight) else argument
 
@@ -102,7 +118,9 @@ def _shown(argument: Any) -> Any:
 def _unpacked(argument: Any) -> Any:
     if type(argument) in (list, tuple):
         return type(argument)(_unpacked(each) for each in argument)
-    return argument.layer.weight if isinstance(argument, PanelWeight) else argument
+    if not isinstance(argument, PanelWeight):
+        return argument
+    return argument.layer.weight.to(argument.shown.dtype)
 
 
 def _multiply(

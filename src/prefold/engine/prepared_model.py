@@ -173,7 +173,8 @@ def _describe(layout: KvLayout) -> str:
     heads = " or ".join(
         f"{s.num_kv_heads} heads of {s.key_size} + {s.value_size}" for s in shapes
     )
+    scales = f" with scales of {layout.scale_itemsize}" if layout.scale_itemsize else ""
     return (
-        f"{len(layout.layers)} layers, {heads} numbers of {layout.itemsize} bytes and "
-        f"blocks of {layout.block_size} tokens"
+        f"{len(layout.layers)} layers, {heads} numbers of {layout.itemsize} bytes{scales} "
+        f"and blocks of {layout.block_size} tokens"
     )

@@ -7,8 +7,9 @@ promises. So it is tried at start, on the model itself::
 
 A batch of n rows holds the same short sequence n / 16 times, the last time perhaps not to
 its end, so every row must come out with the bits that its token has in the first batch.
-Run are the embedding, the first decoder layer, with its attention, and the head; once as
-they are served, and once part by part, which tells what the difference comes from.
+Run are the embedding, the first decoder layers, with their attention, and the head: as many
+layers as it takes to have one of each kind, since many mixtures begin with a few dense ones;
+once as they are served, and once part by part, which tells what the difference comes from.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from prefold.engine.kv_store import KvStore
 from prefold.engine.linear import turn_back
 from prefold.engine.loading import LoadedModel
 from prefold.engine.row_layers import find_uneven
+from prefold.engine.row_tails import TailWatch
 from prefold.engine.step_attention import attention_over
 from prefold.errors import InvariantError
 
@@ -40,7 +42,7 @@ _ROW_COUNTS = (16, 32, 48, 64, 128, 192, 512)
 _UNPADDED_COUNTS = (16, 1, 2, 3, 5, 7, 8, 11, 13, 17, 31, 33, 47, 64, 101, 128, 301, 512)
 
 #: Row multiples that are tried, in this order; without padding only where no module is
-#: known to need it.
+#: known to need it, and each only where functions leave nothing over.
 _MULTIPLES = (16, 32, 64)
 
 #: What the logits are called.
@@ -64,9 +66,9 @@ class Exactness:
 
 @torch.inference_mode()
 def probe_rows(loaded: LoadedModel) -> Exactness:
-    """Try a model's first layer and head on batches of different sizes.
+    """Try a model's first layers and head on batches of different sizes.
 
-    Takes about the time of one layer and the head on 1,000 rows. Where linear layers
+    Takes about the time of those layers and the head on 1,000 rows. Where linear layers
     give other bits in turned order, they are set to the plain one for good.
     """
     found = _probe_multiples(loaded)
@@ -78,13 +80,18 @@ def probe_rows(loaded: LoadedModel) -> Exactness:
 def _probe_multiples(loaded: LoadedModel) -> Exactness:
     first_difference = None
     unpadded = (1,) if find_uneven(loaded.model) is None else ()
+    tails = TailWatch(_PERIOD)
+    with tails:
+        _run_layers(loaded, _PERIOD, by_part=False)
     for multiple in (*unpadded, *_MULTIPLES):
+        if not tails.allows(multiple):
+            continue
         counts = _counts_for(multiple)
         difference = _find_difference(loaded, counts)
         if difference is None:
             detail = (
-                "one layer and the head gave the same bits for batches of "
-                f"{', '.join(str(n) for n in counts)} rows"
+                f"{_count_layers(loaded.model)} and the head gave the same bits for "
+                f"batches of {', '.join(str(n) for n in counts)} rows"
                 f" with {torch.get_num_threads()} threads"
             )
             return Exactness(is_exact=True, row_multiple=multiple, detail=detail)
@@ -105,9 +112,9 @@ def _find_difference(loaded: LoadedModel, counts: Sequence[int]) -> str | None:
     """Name the first module whose rows differ between batches, or return None."""
     # What is fused runs part by part while its parts are looked at.
     for by_part in (True, False):
-        expected = _run_layer(loaded, counts[0], by_part=by_part)
+        expected = _run_layers(loaded, counts[0], by_part=by_part)
         for count in counts[1:]:
-            for name, rows in _run_layer(loaded, count, by_part=by_part).items():
+            for name, rows in _run_layers(loaded, count, by_part=by_part).items():
                 # A module inside a mixture's experts sees tokens in an order of its own.
                 reference = expected.get(name)
                 if reference is None or rows.shape[1:] != reference.shape[1:]:
@@ -126,10 +133,10 @@ def _repeats(rows: torch.Tensor, period: torch.Tensor) -> bool:
     )
 
 
-def _run_layer(
+def _run_layers(
     loaded: LoadedModel, num_rows: int, *, by_part: bool
 ) -> dict[str, torch.Tensor]:
-    """Return the output rows of the modules of a model of one layer, in their order.
+    """Return the output rows of the modules of a model's first layers, in order.
 
     Args:
         loaded: The model.
@@ -158,7 +165,7 @@ def _run_layer(
     # A model that is served with a few positions has no others.
     in_sequence = np.arange(num_rows) % _PERIOD % loaded.max_model_len
     with (
-        _one_layer(loaded.model),
+        _first_layers(loaded.model),
         _recorded(loaded.model, num_rows, by_part=by_part) as found,
     ):
         output = loaded.model(
@@ -175,14 +182,30 @@ def _run_layer(
 
 
 @contextmanager
-def _one_layer(model: nn.Module) -> Iterator[None]:
-    """Let a model have its first decoder layer only."""
+def _first_layers(model: nn.Module) -> Iterator[None]:
+    """Let a model have its first decoder layers only."""
     parent, name, layers = _find_layers(model)
-    setattr(parent, name, nn.ModuleList([layers[0]]))
+    # All up to the last that is needed: a layer's place may say what kind it is.
+    setattr(parent, name, nn.ModuleList(list(layers)[: _num_needed(layers)]))
     try:
         yield
     finally:
         setattr(parent, name, layers)
+
+
+def _num_needed(layers: nn.ModuleList) -> int:
+    """Return how many of the first layers have one of every kind, by their modules."""
+    kinds = [
+        tuple((name, type(module)) for name, module in layer.named_modules())
+        for layer in layers
+    ]
+    return 1 + max(kinds.index(kind) for kind in set(kinds))
+
+
+def _count_layers(model: nn.Module) -> str:
+    """Return such as ``one layer``: how many are tried."""
+    count = _num_needed(_find_layers(model)[2])
+    return "one layer" if count == 1 else f"{count} layers"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 
 from prefold.engine.batch import SequenceSlice
 from prefold.engine.kv_store import KvStore
+from prefold.engine.quantization import QUANTIZED, SCALE_DTYPE
 from prefold.errors import UnusableStepError
 
 
@@ -26,8 +27,10 @@ class UsableRows:
         if layer != self._last_layer:
             # A token's NaN in one layer is in all later ones, so the last one tells.
             return
-        # As they are stored: a narrower type may have no such number.
-        sums = [new[0].to(self._dtype).float().sum(dim=(0, 2)) for new in (key, value)]
+        # As they are stored: a narrower type may have no such number. Whole numbers have a
+        # scale, which any number can be brought to.
+        dtype = SCALE_DTYPE if self._dtype is QUANTIZED else self._dtype
+        sums = [new[0].to(dtype).float().sum(dim=(0, 2)) for new in (key, value)]
         self._rows = torch.isfinite(sums[0]) & torch.isfinite(sums[1])
 
     def check(self, slices: Sequence[SequenceSlice]) -> None:

@@ -13,6 +13,22 @@ def test_bytes_are_summed_over_layers_and_tokens() -> None:
     assert layout.block_bytes == 16 * layout.token_bytes
 
 
+def test_scales_are_counted_and_begin_at_a_multiple_of_their_size() -> None:
+    odd = LayerShape(num_kv_heads=1, key_size=3, value_size=2)
+    layout = KvLayout(block_size=5, layers=(LAYER, odd), itemsize=1, scale_itemsize=4)
+    # 24 and 5 numbers a token, 2 and 1 heads, keys and values.
+    assert layout.token_bytes == 29 + 4 * 6
+    assert layout.scale_offset == 148  # 5 x 29 = 145, and three bytes of nothing
+    assert layout.block_bytes == 148 + 4 * 6 * 5
+    plain = KvLayout(block_size=5, layers=(LAYER, odd), itemsize=1)
+    assert plain.block_bytes == 145
+
+
+def test_a_negative_size_of_scales_is_refused() -> None:
+    with pytest.raises(ConfigError, match="scale_itemsize"):
+        KvLayout(block_size=5, layers=(LAYER,), itemsize=1, scale_itemsize=-4)
+
+
 @pytest.mark.parametrize(
     ("block_size", "layers", "itemsize", "message"),
     [

@@ -80,6 +80,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
             max_model_len=50,
             cache_blocks=7,
             cache_policy="lru",
+            kv_dtype="int8",
             block_size=8,
             host="127.0.0.3",
             port=0,
@@ -94,6 +95,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     # One of the two sizes replaces the other as well.
     assert (config.cache.memory, config.cache.blocks) == (None, 7)
     assert (config.cache.block_size, config.cache.policy) == (8, "lru")
+    assert config.cache.kv_dtype == "int8"
     assert (config.server.host, config.server.port) == ("127.0.0.3", 0)
     assert config.server.admin_port == 0
 

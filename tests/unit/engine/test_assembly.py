@@ -84,7 +84,7 @@ def test_a_size_that_cannot_be_is_refused(
         (ModelSettings(device="abacus"), "no device"),
         (ModelSettings(device="meta"), "'cpu' or 'cuda'"),
         (ModelSettings(dtype="int8"), "dtype must be one of"),
-        (ModelSettings(kv_dtype="int8"), "kv_dtype must be one of"),
+        (ModelSettings(kv_dtype="int4"), "kv_dtype must be one of .*int8"),
         (ModelSettings(dtype="bfloat16", kv_dtype="float16"), "same as dtype"),
         (ModelSettings(dtype="bfloat16", kv_dtype="float32"), "same as dtype"),
     ],

@@ -15,6 +15,7 @@ from transformers import (
     T5Config,
 )
 
+from prefold.engine import families
 from prefold.engine.attention import AttentionCall
 from prefold.engine.families import check_calls, check_config
 from prefold.errors import ConfigError
@@ -66,6 +67,47 @@ def test_a_family_that_would_be_wrong_is_refused_by_name(
     with pytest.raises(ConfigError, match=words) as caught:
         check_config(config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["jamba", "falcon_h1", "qwen3_next", "rwkv", "recurrent_gemma"]
+)
+def test_a_model_with_a_state_is_refused_by_what_its_class_says(model_type: str) -> None:
+    with pytest.raises(ConfigError, match="recurrent state beside or in place of keys"):
+        check_config(AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layer_types", "words"),
+    [
+        ("lfm2", ["conv", "full_attention"], "LinearAttentionLayer"),
+        ("minimax", ["linear_attention", "full_attention"], "LinearAttentionLayer"),
+        ("llama", ["hybrid", "full_attention"], "LinearAttentionAndFullAttentionLayer"),
+        ("llama", ["indexed_attention"] * 2, "DynamicIndexedLayer"),
+    ],
+)
+def test_a_cache_that_is_more_than_kv_is_refused_whatever_its_layers_are_called(
+    model_type: str,
+    layer_types: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if every kind of layer were known.
+    monkeypatch.setattr(families, "_KNOWN_LAYER_TYPES", frozenset(layer_types))
+    config = AutoConfig.for_model(model_type, num_hidden_layers=2, layer_types=layer_types)
+    with pytest.raises(ConfigError, match=f"its cache has a {words}"):
+        check_config(config)
+
+
+def test_layers_that_use_the_kv_of_others_are_no_state() -> None:
+    check_config(
+        AutoConfig.for_model(
+            "gemma4_text",
+            num_hidden_layers=4,
+            num_kv_shared_layers=2,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        )
+    )
 
 
 def test_a_known_family_is_accepted() -> None:

@@ -42,6 +42,8 @@ def _call_arguments() -> dict[str, Any]:
         "out": torch.zeros(1, ROWS, HEADS, SIZE),
         "key_offset": 0,
         "value_offset": PART,
+        "key_scale_offset": None,
+        "value_scale_offset": None,
         "scaling": 0.3,
         "window": None,
         "softcap": None,
@@ -118,6 +120,7 @@ BAD_CALLS: dict[str, dict[str, Any]] = {
     "keys behind the block": {"key_offset": PART + 1},
     "values behind the block": {"value_offset": PART + 1},
     "a huge offset": {"value_offset": 2**62},
+    "scales for numbers that need none": {"key_scale_offset": 0, "value_scale_offset": 0},
     "scaling that is no number": {"scaling": float("nan")},
     "no window": {"window": 0},
     "a negative window": {"window": -5},
@@ -143,6 +146,37 @@ def test_a_call_that_cannot_be_is_refused_and_changes_nothing(
         _pool(numbers).attend(**arguments)
 
     assert not numbers.any()
+
+
+#: Bytes of the scales of keys, or values, in a block of int8.
+SCALES = 4 * KV_HEADS * BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (None, None),
+        (2 * PART, None),
+        (None, 2 * PART),
+        (-1, 2 * PART),
+        (2 * PART, 2 * PART + SCALES + 1),
+        (2**62, 2 * PART),
+        (2 * PART, 2**63 - 1),
+    ],
+)
+def test_whole_numbers_need_scales_that_fit_into_a_block(
+    keys: int | None, values: int | None
+) -> None:
+    block = 2 * (PART + SCALES)
+    numbers = torch.zeros(NUM_BLOCKS * block, dtype=torch.int8)
+    pool = _kernels.Pool(numbers, block_numbers=block, kernel=KERNELS[0])
+    places = {"key_scale_offset": 2 * PART, "value_scale_offset": 2 * PART + SCALES}
+    wrong = {"key_scale_offset": keys, "value_scale_offset": values}
+    with pytest.raises(ValueError, match="scales"):
+        pool.attend(**{**_call_arguments(), **wrong})
+    assert not numbers.any()
+    pool.attend(**{**_call_arguments(), **places})
+    assert numbers.any()
 
 
 def test_a_block_outside_the_pool_is_refused() -> None:

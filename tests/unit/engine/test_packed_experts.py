@@ -16,6 +16,7 @@ if not HAS_KERNELS:
     pytest.skip("the kernels were not built", allow_module_level=True)
 
 from prefold.engine.packed_experts import pack_experts
+from prefold.engine.packed_linear import PackedLinear
 from prefold.engine.panel_weight import PanelWeight, pack_routers
 from prefold.engine.panels import PanelMaker
 
@@ -87,3 +88,25 @@ def test_a_router_multiplies_by_panels() -> None:
     torch.testing.assert_close(found[0], expected[0])
     assert torch.equal(found[2], expected[2])
     assert all(torch.equal(router(states[i : i + 1])[0][0], found[0][i]) for i in range(33))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_router_that_weighs_in_float32_multiplies_by_panels_too(
+    dtype: torch.dtype,
+) -> None:
+    weight = nn.Parameter(torch.randn(8, 33).to(dtype), requires_grad=False)
+    maker = PanelMaker()
+    shown = PanelWeight.of(PackedLinear(maker, maker.pack(weight), 8, None))
+    rows = torch.randn(17, 33)
+    wide = shown.layer(rows)
+    for widened in (shown.type(torch.float32), shown.to(torch.float32), shown.float()):
+        assert isinstance(widened, PanelWeight)
+        assert widened.dtype is torch.float32
+        for count in (1, 16, 17):
+            product = nn.functional.linear(rows[:count], widened)
+            assert product.dtype is torch.float32
+            assert torch.equal(product, wide[:count])
+        # Anything else is done with a copy, as wide as was asked for.
+        assert torch.equal(widened + 0, weight.float())
+    assert torch.equal(shown.to(torch.float64), weight.double())
+    assert not isinstance(shown.to(torch.float64), PanelWeight)
