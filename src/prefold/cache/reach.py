@@ -128,6 +128,8 @@ def _is_meant(
     selector: Everything | ByFingerprint | ByField, fingerprint: Fingerprint
 ) -> bool:
     if isinstance(selector, ByFingerprint):
+        if selector.with_adapters:
+            return fingerprint.of_model == selector.fingerprint.of_model
         return fingerprint == selector.fingerprint
     if isinstance(selector, ByField):
         mine: object = getattr(fingerprint, selector.name)

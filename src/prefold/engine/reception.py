@@ -57,7 +57,13 @@ class Reception:
         arguments.check_types(params, options)
         if options.approval is not None:
             has_reply = False
-            check_approval(self._stepper.parts, options.domain, token_ids, options.approval)
+            check_approval(
+                self._stepper.parts.cache,
+                intake.fingerprint(options.adapter),
+                options.domain,
+                token_ids,
+                options.approval,
+            )
         max_tokens = intake.fit(token_ids, params if has_reply else None, options.domain)
         check_queue(len(self._scheduler.queue), 1, self._config)
         reply = intake.open(self._next_arrival(), token_ids, params, max_tokens, options)

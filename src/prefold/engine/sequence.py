@@ -18,6 +18,7 @@ import numpy as np
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.cache import APPROVING, Access, Lease, Lookup, MissReason
+from prefold.engine.adapter import Adapter
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
 from prefold.engine.sidecar import PromptLogprobs
@@ -52,6 +53,9 @@ class Sequence:
         counts_hits: Whether ``num_cached`` still counts.
         is_started: Whether it was advanced since it was last admitted.
         prompt_logprobs: Of its prompt, if its client wants them.
+        adapter: What its tokens pass, the version of its submission; None for the model
+            as it is.
+        adapted_from: The first position that passes it.
         lookup: What its tokens would hit, as of the tree's version and the limit in
             ``lookup_version``.
         wait: What it waits for instead of being admitted.
@@ -62,6 +66,8 @@ class Sequence:
 
     __slots__ = (
         "_buffer",
+        "adapted_from",
+        "adapter",
         "arrival",
         "counts_hits",
         "fingerprint",
@@ -101,6 +107,8 @@ class Sequence:
         self.arrival = arrival
         self.fingerprint = fingerprint
         self.options = options
+        self.adapter: Adapter | None = None
+        self.adapted_from = 0
         self.prompt_logprobs: PromptLogprobs | None = None
         self.state = SequenceState.QUEUED
         self.num_prompt_tokens = len(prompt)
@@ -238,6 +246,7 @@ class Sequence:
             fingerprint=self.fingerprint,
             options=self.options,
         )
+        twin.adapter, twin.adapted_from = self.adapter, self.adapted_from
         if self.prompt_logprobs is not None:
             twin.prompt_logprobs = self.prompt_logprobs.copy()
         twin._buffer[: self.num_tokens] = self.tokens
