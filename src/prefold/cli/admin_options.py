@@ -25,6 +25,9 @@ class AdminAction(Enum):
     MISSES = ("GET", "/cache/misses")
     EXPLAIN = ("GET", "/cache/explain/")
     REVOKE = ("DELETE", "/domains/")
+    ADAPTERS = ("GET", "/adapters")
+    LOAD_ADAPTER = ("POST", "/adapters")
+    UNLOAD_ADAPTER = ("DELETE", "/adapters/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,13 @@ def serve(  # noqa: PLR0913 -- typer reads the options off the signature
     max_model_len: MaxModelLen = None,
     position_offset: PositionOffsetOrFile = None,
     rehash: Rehash = False,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="A LoRA adapter, and what clients call it; may be given several times.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Say where the server is as one JSON object."),
@@ -86,6 +93,7 @@ def serve(  # noqa: PLR0913 -- typer reads the options off the signature
         max_model_len=max_model_len,
         position_offset=position_offset,
         rehash=rehash,
+        adapters=tuple(adapter or ()),
         as_json=as_json,
     )
     return load_light("prefold.cli.serve", "run_serve")(options)

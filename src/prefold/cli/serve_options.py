@@ -13,6 +13,7 @@ class ServeOptions:
     Attributes:
         config: The file; None looks for one.
         rehash: Digest the weights again instead of trusting what is remembered.
+        adapters: Names and directories, each as ``NAME=PATH``.
         as_json: Say where the server is as one JSON object.
     """
 
@@ -34,3 +35,4 @@ class ServeOptions:
     position_offset: int | None
     rehash: bool
     as_json: bool
+    adapters: tuple[str, ...] = ()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prefold.engine.adapter import Adapter, AdapterHost
 from prefold.engine.adapter_loading import load_adapter
+from prefold.engine.adapter_name import check_adapter_name
 from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId
 from prefold.errors import (
@@ -24,22 +24,12 @@ from prefold.errors import (
     NameInUseError,
     UnknownAdapterError,
 )
+from prefold.identity.fingerprint import Fingerprint
 
 _log = logging.getLogger(__name__)
 
 #: Each is asked for by name in metrics and lists.
 MAX_ADAPTERS = 256
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-
-
-def check_adapter_name(name: object) -> None:
-    """Raise ``ConfigError`` if no adapter can have that name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            "an adapter's name is 1 to 128 letters, digits, '.', '_', '/' and '-', "
-            "beginning with a letter or digit"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +111,14 @@ class AdapterShelf:
                 "no adapter of this name is loaded; load it, or name one that is"
             )
         return found
+
+    def filed_under(self, model: Fingerprint, name: str | None) -> Fingerprint:
+        """Return what requests with the adapter of that name, or none, are filed under.
+
+        Raises:
+            UnknownAdapterError: There is none of that name.
+        """
+        return model if name is None else replace(model, adapter=self.get(name).digest)
 
     def check_name(self, name: str, *, replaces: bool) -> None:
         """Refuse a name before anything is loaded under it.

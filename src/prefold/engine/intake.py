@@ -59,8 +59,7 @@ class Intake:
         Raises:
             UnknownAdapterError: There is none of that name.
         """
-        found = None if adapter is None else self._adapters.get(adapter).digest
-        return replace(self._parts.fingerprint, adapter=found)
+        return self._adapters.filed_under(self._parts.fingerprint, adapter)
 
     def fit(
         self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
