@@ -110,9 +110,7 @@ async def served(
     assembly = assemble(model, ModelSettings(cache_blocks=256))
     planes = make_planes(config, doors, assembly.parts, served_model(assembly, config))
     await planes.engine.start()
-    public = {
-        name: client_of(planes.public, f"Bearer {key}") for name, key in keys.items()
-    }
+    public = {name: client_of(planes.public, f"Bearer {key}") for name, key in keys.items()}
     try:
         yield Clients(
             planes=planes,
@@ -202,8 +200,8 @@ def test_unloading_lets_a_stream_finish_and_takes_no_more(
             streaming = asyncio.create_task(
                 clients.complete("one", max_tokens=400, stream=True)
             )
-            while clients.engine.num_open == 0:
-                await asyncio.sleep(0.001)
+            while not any(row["open_requests"] for row in await clients.listed()):
+                pass
             gone = await clients.admin.delete("/adapters/one")
             assert gone.status_code == 200, gone.text
             assert gone.json()["draining_requests"] == 1
