@@ -124,20 +124,20 @@ def test_eight_adapters_and_the_model_in_one_batch_are_each_as_alone(
 def test_adapters_survive_chunks_preemption_and_eviction(
     loaded: LoadedModel, paths: dict[str, Path]
 ) -> None:
-    jobs = [(p, NAMES[index % 9]) for index, p in enumerate(draw_prompts(10))]
+    jobs = [(p, NAMES[index % 9]) for index, p in enumerate(draw_prompts(6))]
     small = SchedulerConfig(max_step_tokens=24, max_running=6)
-    engine = make_engine(loaded, paths, num_blocks=14, scheduler=small)
+    engine = make_engine(loaded, paths, num_blocks=10, scheduler=small)
     roomy = make_engine(loaded, paths)
     for _ in range(2):
         ids = [
-            engine.submit(p, greedy(12), options=RequestOptions(adapter=name))
+            engine.submit(p, greedy(40), options=RequestOptions(adapter=name))
             for p, name in jobs
         ]
         outputs = drain(engine)
         for request_id, (prompt, name) in zip(ids, jobs, strict=True):
             options = RequestOptions(adapter=name, access=NO_CACHE)
             assert_equal_outputs(
-                outputs[request_id], roomy.run(prompt, greedy(12), options)
+                outputs[request_id], roomy.run(prompt, greedy(40), options)
             )
     assert engine.counters.num_preemptions > 0
 
