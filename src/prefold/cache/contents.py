@@ -101,6 +101,11 @@ class ContentIds:
             )
         return known
 
+    def numbers_of(self, digest: bytes) -> tuple[int, int] | None:
+        """Return the lowest and the highest number of an item; None if it is not known."""
+        item = self._by_digest.get(digest)
+        return None if item is None else (item.first - item.length + 1, item.first)
+
     def number(self, tokens: TokenIds, spans: Iterable[ContentSpan]) -> list[ContentItem]:
         """Write items into a token array; return them, to be held as long as it is.
 

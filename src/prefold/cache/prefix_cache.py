@@ -371,7 +371,7 @@ class PrefixCache:
             InvalidInputError: A prefix is shorter than a block; nothing was changed.
         """
         self.expire_due()
-        return self._invalidation.carry_out(selector, self._leases)
+        return self._invalidation.carry_out(selector, self._leases, self.keys.contents)
 
     def expire_due(self) -> None:
         """End what has expired. O(1) where nothing has; every call that matters does."""

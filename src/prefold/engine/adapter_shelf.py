@@ -112,8 +112,8 @@ class AdapterShelf:
             )
         return found
 
-    def filed_under(self, model: Fingerprint, name: str | None) -> Fingerprint:
-        """Return what requests with the adapter of that name, or none, are filed under.
+    def fingerprint_of(self, model: Fingerprint, name: str | None) -> Fingerprint:
+        """Return what shapes the replies of an adapter of that name, or of none.
 
         Raises:
             UnknownAdapterError: There is none of that name.

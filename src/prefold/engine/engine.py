@@ -257,9 +257,9 @@ class Engine:
         """
         arguments.check_options(options)
         token_ids = self._intake.read(prompt)
-        fingerprint = self._intake.fingerprint(options.adapter)
-        access = options.access
-        return self.cache.lookup(fingerprint, options.domain, token_ids, access=access)
+        filed = self._intake.file(token_ids, options.adapter)
+        domain, access = options.domain, options.access
+        return self.cache.lookup(filed.fingerprint, domain, filed.tokens, access=access)
 
     # -- sharing -------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefold.blocks.table import TokenIds
+from prefold.engine.activation import FiledPrompt, file_prompt
 from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.admission import check_capacity
 from prefold.engine.config import ModelLimits, RequestOptions
@@ -16,7 +17,6 @@ from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import PromptLogprobs
 from prefold.identity.domain import Domain
-from prefold.identity.fingerprint import Fingerprint
 
 
 class Intake:
@@ -53,13 +53,21 @@ class Intake:
         """
         return encode_prompt(prompt, self._parts.tokenizer, self._limits)
 
-    def fingerprint(self, adapter: str | None) -> Fingerprint:
-        """Return what a request with an adapter of that name, or none, is filed under.
+    def file(self, token_ids: TokenIds, adapter: str | None) -> FiledPrompt:
+        """Return what a prompt with an adapter of that name, or none, is filed under.
 
         Raises:
             UnknownAdapterError: There is none of that name.
         """
-        return self._adapters.filed_under(self._parts.fingerprint, adapter)
+        model = self._parts.fingerprint
+        if adapter is None:
+            return FiledPrompt(fingerprint=model, tokens=token_ids)
+        return file_prompt(
+            token_ids,
+            self._adapters.get(adapter),
+            self._adapters.fingerprint_of(model, adapter),
+            self._parts.cache.keys.contents,
+        )
 
     def fit(
         self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
@@ -89,6 +97,7 @@ class Intake:
             UnknownAdapterError: There is none of that name.
         """
         parts = self._parts
+        filed = self.file(token_ids, options.adapter)
         sampler_state = parts.sampler.start(
             params, token_ids, fallback_seed=parts.entropy()
         )
@@ -97,11 +106,11 @@ class Intake:
             arrival,
             token_ids,
             max_tokens=max_tokens,
-            fingerprint=self.fingerprint(options.adapter),
+            fingerprint=filed.fingerprint,
             options=options,
         )
-        if options.adapter is not None:
-            sequence.adapter = self._adapters.get(options.adapter)
+        if filed.adapter is not None:
+            sequence.adapt(filed.adapter, filed.adapted_from, filed.item)
         if params.prompt_logprobs is not None:
             known = PromptLogprobs(len(token_ids), self._sidecar_width)
             sequence.prompt_logprobs = known

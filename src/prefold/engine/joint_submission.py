@@ -64,7 +64,7 @@ def _check_model(
 ) -> None:
     """Refuse token ids that were made for another model, to which they mean others."""
     current = engine.parts.fingerprint
-    if fingerprint not in (None, current, engine.adapters.filed_under(current, adapter)):
+    if fingerprint not in (None, current, engine.adapters.fingerprint_of(current, adapter)):
         raise ModelChangedError("the model was replaced; read the prompt again")
 
 

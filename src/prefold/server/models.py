@@ -56,7 +56,9 @@ def choose_model(
         return model
     if may_use(tenant, name):
         try:
-            return model.with_adapter(name, adapters.filed_under(model.fingerprint, name))
+            return model.with_adapter(
+                name, adapters.fingerprint_of(model.fingerprint, name)
+            )
         except UnknownAdapterError:
             # The same as for one that the tenant may not use.
             raise _unknown(model) from None
