@@ -5,8 +5,10 @@
     PrefoldError
     ├── InvalidInputError (ValueError)   can never work
     │   ├── ConfigError                  a value or a combination, at start
-    │   │   └── IncompatibleModelError   a model that cannot replace the running one
+    │   │   ├── IncompatibleModelError   a model that cannot replace the running one
+    │   │   └── NameInUseError           a name that means something else already
     │   └── RequestError                 one request: too long, bad sampling
+    │       └── UnknownAdapterError      an adapter that is not loaded
     ├── CapacityError                    may work later
     │   ├── OutOfBlocksError             needed and available counts attached
     │   └── QueueFullError               the admission queue is full
@@ -42,8 +44,16 @@ class IncompatibleModelError(ConfigError):
     """A model cannot take the place of the one that runs; it needs a restart."""
 
 
+class NameInUseError(ConfigError):
+    """Something else has this name already."""
+
+
 class RequestError(InvalidInputError):
     """One request cannot be served: too long, empty, or with senseless parameters."""
+
+
+class UnknownAdapterError(RequestError):
+    """No adapter of this name is loaded."""
 
 
 class CapacityError(PrefoldError):

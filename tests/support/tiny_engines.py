@@ -102,6 +102,7 @@ class TinyEngine(Engine):
                 sampler=Sampler(loaded.vocab_size),
                 fingerprint=self.fingerprint,
                 tokenizer=loaded.tokenizer if has_tokenizer else None,
+                adapter_host=loaded.adapter_host,
             ),
             EngineConfig(
                 limits=limits_of(loaded), scheduler=scheduler or SchedulerConfig()

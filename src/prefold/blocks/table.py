@@ -38,12 +38,16 @@ class BlockCopy:
     num_tokens: int
 
 
-def check_tokens(tokens: TokenIds) -> None:
+def check_tokens(tokens: TokenIds, lowest: int = 0) -> None:
     """Refuse what is no sequence's tokens.
 
+    Args:
+        tokens: Of one sequence.
+        lowest: Negative where contents may stand in place of tokens; see ``ContentIds``.
+
     Raises:
-        InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or has a
-            negative one.
+        InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or has one
+            below ``lowest``.
     """
     if tokens.ndim != 1 or tokens.dtype != TOKEN_DTYPE:
         raise InvalidInputError(
@@ -52,7 +56,7 @@ def check_tokens(tokens: TokenIds) -> None:
         )
     if len(tokens) == 0:
         raise InvalidInputError("tokens must not be empty")
-    if tokens.min() < 0:
+    if tokens.min() < lowest:
         raise InvalidInputError("token ids must not be negative")
 
 

@@ -15,6 +15,7 @@
 | ``selector`` | what to invalidate, and the receipt |
 | ``reach``, ``invalidation`` | what a selector covers, and the call itself |
 | ``keys`` | block keys of live blocks |
+| ``contents`` | what stands in token arrays for images and embeddings |
 | ``listing`` | the cached runs as values |
 | ``pins`` | what no eviction takes |
 | ``browse``, ``browsed`` | the tree a few runs at a time, for people |

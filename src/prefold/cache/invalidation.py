@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from prefold.cache.approved import ApprovedPrefixes
+from prefold.cache.contents import ContentIds
 from prefold.cache.frontier import Frontiers
 from prefold.cache.lease import Lease
 from prefold.cache.paths import LeasePaths
@@ -54,7 +55,9 @@ class Invalidation:
         self._clock = clock
         self._num_done = 0
 
-    def carry_out(self, selector: Selector, leases: Collection[Lease]) -> Receipt:
+    def carry_out(
+        self, selector: Selector, leases: Collection[Lease], contents: ContentIds
+    ) -> Receipt:
         """Invalidate, and keep ``leases`` from publishing what is covered.
 
         Raises:
@@ -62,7 +65,7 @@ class Invalidation:
         """
         approved = self._approved
         approved.expire_due()
-        reach = reach_of(selector, self._trees, approved.held(), self._clock())
+        reach = reach_of(selector, self._trees, approved.held(), self._clock(), contents)
         self._num_done += 1
         gone = [held for held in approved.held() if reach.covers_approval(held)]
         # Pins first, so that the receipt counts only what requests hold; marks last, so

@@ -7,8 +7,9 @@ were asked for are remembered with where they were found, checked on every use.
 
 from __future__ import annotations
 
-from prefold.blocks.table import BlockId, TokenIds, check_tokens
+from prefold.blocks.table import BlockId, TokenIds
 from prefold.cache.access import READ_WRITE
+from prefold.cache.contents import ContentIds
 from prefold.cache.trees import Trees
 from prefold.identity.block_key import (
     BlockKey,
@@ -34,10 +35,12 @@ class KeyIndex:
         - a remembered place is only a hint: what it says is checked before it is used
     """
 
-    __slots__ = ("_domain_keys", "_places", "_secret", "_trees")
+    __slots__ = ("_domain_keys", "_places", "_secret", "_trees", "contents")
 
     def __init__(self, secret: MasterSecret, trees: Trees) -> None:
         self._secret = secret
+        #: What stands in token arrays for images and embeddings.
+        self.contents = ContentIds(trees.token_arrays)
         self._trees = trees
         self._domain_keys: dict[Audience, bytes] = {}
         self._places: dict[BlockKey, tuple[PrefixTree, Node, int]] = {}
@@ -55,10 +58,11 @@ class KeyIndex:
         self, fingerprint: Fingerprint, domain: Domain, tokens: TokenIds
     ) -> list[BlockKey]:
         """Return the keys under which ``domain`` keeps the whole blocks of ``tokens``."""
-        check_tokens(tokens)
+        self.contents.check(tokens)
         audience = READ_WRITE.audiences(domain)[-1]
         root = root_content(fingerprint)
-        contents = extend_content(root, tokens, fingerprint.block_size)
+        spans = self.contents.spans(tokens)
+        contents = extend_content(root, tokens, fingerprint.block_size, spans)
         return [self.key_of(audience, content) for content in contents]
 
     def find(self, key: BlockKey) -> BlockId | None:
@@ -123,7 +127,8 @@ class KeyIndex:
             if known < at.num_blocks:
                 last = contents[-1] if contents else before
                 rest = at.tokens[known * tree.block_size :]
-                contents = contents + extend_content(last, rest, tree.block_size)
+                spans = self.contents.spans(rest)
+                contents = contents + extend_content(last, rest, tree.block_size, spans)
                 at.contents = contents
             before = contents[-1]
         return contents

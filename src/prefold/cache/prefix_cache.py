@@ -9,8 +9,8 @@ In the order a sequence uses it::
     cache.commit(lease, tokens, computed)                full blocks become findable
     cache.release(lease, tokens, computed)               whatever the outcome
 
-``tokens`` is the sequence's own int64 buffer, longer by at most the sampled token that
-has no KV yet; ``computed`` says how many positions have KV.
+``tokens`` is the sequence's own int64 buffer, longer by at most the sampled token without
+KV; ``computed`` says how many positions have KV.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefold.blocks.pool import BlockCounts, BlockPool
-from prefold.blocks.table import TokenIds, check_tokens, num_blocks_for
+from prefold.blocks.table import TokenIds, num_blocks_for
 from prefold.cache.access import READ_WRITE, Access
 from prefold.cache.accounting import CacheSnapshot, take_snapshot
 from prefold.cache.approval import Approval, ApprovalId, ApprovalTerms
@@ -57,7 +57,7 @@ class PrefixCache:
     Attributes:
         approved: The approvals that hold, and what they pin.
         room: How many blocks a domain can have.
-        keys: Block keys, and the blocks behind them.
+        keys: Block keys, the blocks behind them, and contents in place of tokens.
         cost: What prefill takes here; told by whoever carries steps out.
         browser: Shows the trees a few runs at a time.
     """
@@ -126,10 +126,9 @@ class PrefixCache:
         copy of them. O(nodes of the path), and one comparison of arrays of that length.
 
         Raises:
-            InvalidInputError: ``tokens`` is empty, not int64, not one-dimensional, or
-                has a negative one; or the fingerprint has another block size.
+            InvalidInputError: As ``ContentIds.check``, or another block size is meant.
         """
-        check_tokens(tokens)
+        self.keys.contents.check(tokens)
         self.expire_due()
         self._trees.bury_too_old()
         tree, audiences = self._trees.of(fingerprint), access.audiences(domain)
@@ -288,7 +287,7 @@ class PrefixCache:
         Raises:
             InvalidInputError: As ``acquire``.
         """
-        check_tokens(tokens)
+        self.keys.contents.check(tokens)
         tree, audiences = self._trees.peek(fingerprint), access.audiences(domain)
         found = survey(tree, audiences, tokens, access, limit)
         frontier = None
@@ -317,7 +316,7 @@ class PrefixCache:
         Raises:
             InvalidInputError: As ``acquire``.
         """
-        check_tokens(tokens)
+        self.keys.contents.check(tokens)
         tree = self._trees.peek(fingerprint)
         return found_blocks(tree, survey(tree, access.audiences(domain), tokens, access))
 
@@ -372,7 +371,7 @@ class PrefixCache:
             InvalidInputError: A prefix is shorter than a block; nothing was changed.
         """
         self.expire_due()
-        return self._invalidation.carry_out(selector, self._leases)
+        return self._invalidation.carry_out(selector, self._leases, self.keys.contents)
 
     def expire_due(self) -> None:
         """End what has expired. O(1) where nothing has; every call that matters does."""
@@ -393,6 +392,7 @@ class PrefixCache:
             frontiers=self._frontiers,
             approved=self.approved,
         )
+        self.keys.contents.check_invariants()
         self.cost.check_invariants()
 
     def _enter(self, lease: Lease) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from prefold.blocks.table import TokenIds
+from prefold.cache.adapted import Numbers, holds, split_off
 from prefold.cache.approved import HeldApproval
+from prefold.cache.contents import ContentIds
 from prefold.cache.lease import Lease
 from prefold.cache.selector import (
     ByAge,
@@ -51,6 +53,7 @@ class Reach:
         prefix: What is covered begins with it, in whole blocks; None for anything.
         born_before: What is covered is older.
         approval: The one approval that is covered, where it is only that.
+        numbers: What is covered in other trees holds one of these in place of a token.
         kill: Makes what is covered in the tree unreachable.
     """
 
@@ -60,6 +63,7 @@ class Reach:
     prefix: bytes | None = field(default=None, repr=False)
     born_before: float = math.inf
     approval: HeldApproval | None = None
+    numbers: Numbers | None = None
 
     def covers_approval(self, held: HeldApproval) -> bool:
         """Whether an approval has something covered."""
@@ -83,7 +87,8 @@ class Reach:
         path, but what it computes belongs to the time before all the same.
         """
         if lease.is_doomed or lease.tree not in self.trees:
-            return False
+            is_adapted = self.numbers is not None and holds(lease.tokens, self.numbers)
+            return is_adapted and not lease.is_doomed
         if lease.tree.audiences.is_doomed(lease.node):
             return True
         if not self.whose(lease.audiences[-1]) or lease.started_at >= self.born_before:
@@ -97,7 +102,11 @@ class Reach:
 
 
 def reach_of(
-    selector: Selector, trees: Trees, approvals: list[HeldApproval], now: float
+    selector: Selector,
+    trees: Trees,
+    approvals: list[HeldApproval],
+    now: float,
+    contents: ContentIds,
 ) -> Reach:
     """Return what a selector covers. Changes nothing.
 
@@ -106,6 +115,9 @@ def reach_of(
     """
     grave = Grave(now, selector_kind(selector))
     match selector:
+        case ByField(name="adapter", value=bytes(digest)):
+            its = trees.where(partial(_is_meant, selector))
+            return _of_adapter(its, trees.all(), contents.numbers_of(digest), grave)
         case Everything() | ByFingerprint() | ByField():
             return _of_trees(trees.where(partial(_is_meant, selector)), grave)
         case ByDomain():
@@ -128,12 +140,39 @@ def _is_meant(
     selector: Everything | ByFingerprint | ByField, fingerprint: Fingerprint
 ) -> bool:
     if isinstance(selector, ByFingerprint):
+        if selector.with_adapters:
+            return fingerprint.of_model == selector.fingerprint.of_model
         return fingerprint == selector.fingerprint
     if isinstance(selector, ByField):
         mine: object = getattr(fingerprint, selector.name)
         # 1 and True are equal, and neither is meant where the other is said.
         return type(mine) is type(selector.value) and mine == selector.value
     return True
+
+
+# -- one adapter -----------------------------------------------------------------------
+
+
+def _of_adapter(
+    its: list[PrefixTree], trees: list[PrefixTree], numbers: Numbers | None, grave: Grave
+) -> Reach:
+    """Return all in trees of an adapter, and what it has in others, if it has numbers."""
+    whole = _of_trees(its, grave)
+    if numbers is None:
+        return whole
+    others = [tree for tree in trees if tree not in its]
+    return replace(
+        whole,
+        numbers=numbers,
+        kill=lambda: [
+            *whole.kill(),
+            *(
+                _kill_subtree(tree, node, grave)
+                for tree in others
+                for node in split_off(tree, numbers)
+            ),
+        ],
+    )
 
 
 # -- whole audiences -------------------------------------------------------------------

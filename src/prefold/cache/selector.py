@@ -23,9 +23,16 @@ class Everything:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByFingerprint:
-    """All that was computed under one fingerprint, and what was approved of it."""
+    """All that was computed under one fingerprint, and what was approved of it.
+
+    Attributes:
+        fingerprint: Which one.
+        with_adapters: Whether the same goes for all that differ from it in the adapter
+            only.
+    """
 
     fingerprint: Fingerprint
+    with_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from prefold.blocks.pool import BlockPool
@@ -14,7 +14,7 @@ from prefold.identity.block_key import ContentKey, root_content
 from prefold.identity.domain import Audience
 from prefold.identity.fingerprint import Fingerprint
 from prefold.tree.account import Account
-from prefold.tree.invalidation import bury_too_old, kill_expired
+from prefold.tree.invalidation import bury_too_old, kill_expired, nodes_below
 from prefold.tree.mark import Mark
 from prefold.tree.node import Readers
 from prefold.tree.prefix_tree import PrefixTree
@@ -117,6 +117,12 @@ class Trees:
     ) -> CacheListing:
         """Return what they hold, as far as the bounds go. Changes nothing."""
         return list_runs(self._in_order, bounds, self._clock(), label_by_mark)
+
+    def token_arrays(self) -> Iterator[TokenIds]:
+        """Yield the tokens of every node that can still be found; views."""
+        for tree in self._in_order:
+            for node in nodes_below(tree, (tree.root,)):
+                yield node.tokens
 
     def roots(self) -> dict[PrefixTree, ContentKey]:
         """Return every tree with the content key that roots its chain."""

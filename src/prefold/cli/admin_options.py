@@ -67,6 +67,9 @@ class AdminAction(Enum):
     PIN = ("POST", "/cache/pin")
     UNPIN = ("POST", "/cache/unpin")
     REVOKE = ("DELETE", "/domains/")
+    ADAPTERS = ("GET", "/adapters")
+    LOAD_ADAPTER = ("POST", "/adapters")
+    UNLOAD_ADAPTER = ("DELETE", "/adapters/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

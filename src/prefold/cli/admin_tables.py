@@ -20,6 +20,7 @@ _PIPE_WIDTH = 400
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _APPROVAL = ("id", "domain", "label", "tokens", "blocks", "pinned", "expires_in_s")
+_ADAPTER = ("name", "rank", "num_layers", "open_requests", "is_leaving", "digest", "path")
 _SHARE = ("tenant", "domain", "idle_blocks", "reserved_blocks", "max_idle_blocks")
 _RUN = ("id", "domain", "start", "tokens", "blocks", "hits", "idle_s", "pinned", "children")
 
@@ -60,6 +61,7 @@ _LISTS = {
     AdminAction.WARM: ("prompts", ("prompt_tokens", "cached_tokens", "hit_tokens")),
     AdminAction.APPROVALS: ("approvals", _APPROVAL),
     AdminAction.RUNS: ("data", _RUN),
+    AdminAction.ADAPTERS: ("adapters", _ADAPTER),
 }
 _MISS_COLUMNS = ("at", "request", "tenant", "prompt_tokens", "hit_tokens", "why")
 

@@ -14,6 +14,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
+from prefold.cli.adapters_app import adapters_app
 from prefold.cli.admin_app import cache_app, domains_app
 from prefold.cli.advise_app import advise
 from prefold.cli.arguments import AsJson, ModelArgument, ModelOption
@@ -146,6 +147,7 @@ cache_app.command()(pin)
 cache_app.command()(unpin)
 app.add_typer(cache_app, name="cache")
 app.add_typer(domains_app, name="domains")
+app.add_typer(adapters_app, name="adapters")
 
 
 # -- running ---------------------------------------------------------------------------

@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from prefold.cli.admin_app import Config, TokenFile, Url, run
+from prefold.cli.admin_app import run
 from prefold.cli.admin_options import AdminAction, AdminOptions, AdminPlace
 from prefold.cli.arguments import AsJson
+from prefold.cli.spread import spread
 
 RunId = Annotated[
     str, typer.Argument(metavar="RUN", help="Its id, as 'cache runs' shows it.")
 ]
 
 
-def runs(  # noqa: PLR0913 -- its options, each by name
+@spread()
+def runs(
     *,
     parent: Annotated[
         str | None,
@@ -25,44 +27,38 @@ def runs(  # noqa: PLR0913 -- its options, each by name
         str | None, typer.Option(help="The page that begins here, as the last one said.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 50,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """List runs that prompts begin with, or that continue one, newest first, with ids."""
     options = AdminOptions(
         action=AdminAction.RUNS,
-        place=AdminPlace(url=url, token_file=token_file, config=config),
+        place=place,
         as_json=as_json,
         fields={"parent": parent, "cursor": cursor, "limit": limit},
     )
     return run(options)
 
 
+@spread()
 def pin(
     *,
     run_id: RunId,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Keep a run, and all that it continues, from eviction."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return _change(AdminAction.PIN, run_id, place, as_json=as_json)
 
 
+@spread()
 def unpin(
     *,
     run_id: RunId,
-    url: Url = None,
-    token_file: TokenFile = None,
-    config: Config = None,
+    place: AdminPlace,
     as_json: AsJson = False,
 ) -> int:
     """Let a run that was pinned be evicted again."""
-    place = AdminPlace(url=url, token_file=token_file, config=config)
     return _change(AdminAction.UNPIN, run_id, place, as_json=as_json)
 
 

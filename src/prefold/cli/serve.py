@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 from prefold.cli.console import Screen, format_bytes
 from prefold.cli.lazy import load
@@ -47,6 +48,7 @@ def resolve_config(options: ServeOptions) -> PrefoldConfig:
         model=_model(config.model, options),
         cache=_cache(config.cache, options),
         server=_server(config.server, options),
+        adapters={**config.adapters, **dict(map(_adapter, options.adapters or ()))},
     )
 
 
@@ -102,6 +104,15 @@ def _server(config: ServerConfig, options: ServeOptions) -> ServerConfig:
         admin_host=options.admin_host or config.admin_host,
         admin_port=_or(options.admin_port, config.admin_port),
     )
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, sign, path = text.partition("=")
+    if not sign or not path:
+        raise ConfigError(
+            "--adapter must be a name and a directory, such as support=adapters/support"
+        )
+    return name, Path(path)
 
 
 def _or(given: int | None, default: int) -> int:

@@ -31,6 +31,7 @@ class ServeOptions:
     Attributes:
         config: The file; None looks for one.
         rehash: Digest the weights again instead of trusting what is remembered.
+        adapters: Names and directories, each as ``NAME=PATH``.
         as_json: Say where the server is as one JSON object.
     """
 
@@ -71,6 +72,14 @@ class ServeOptions:
     max_model_len: MaxModelLen = None
     position_offset: PositionOffsetOrFile = None
     rehash: Rehash = False
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            metavar="NAME=PATH",
+            help="A LoRA adapter, and what clients call it; may be given several times.",
+        ),
+    ] = None
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Say where the server is as one JSON object."),

@@ -8,7 +8,6 @@ from prefold.blocks.table import TokenIds, num_blocks_for
 from prefold.cache import ApprovalTerms, Lease, Lookup, MissKind, PrefixCache
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.counters import EngineCounters
-from prefold.engine.parts import EngineParts
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import Sidecar
 from prefold.engine.waiting import STALLED_STEPS, find_wait
@@ -20,6 +19,7 @@ from prefold.errors import (
     RequestError,
 )
 from prefold.identity.domain import Domain
+from prefold.identity.fingerprint import Fingerprint
 
 
 def check_capacity(
@@ -51,7 +51,11 @@ def check_capacity(
 
 
 def check_approval(
-    parts: EngineParts, domain: Domain, token_ids: TokenIds, terms: ApprovalTerms
+    cache: PrefixCache,
+    fingerprint: Fingerprint,
+    domain: Domain,
+    token_ids: TokenIds,
+    terms: ApprovalTerms,
 ) -> None:
     """Refuse a prompt that could not be approved once it is computed.
 
@@ -59,7 +63,7 @@ def check_approval(
         RequestError: Less than a block, or in conflict with an approval that holds.
     """
     try:
-        parts.cache.approved.check(parts.fingerprint, domain, token_ids, terms)
+        cache.approved.check(fingerprint, domain, token_ids, terms)
     except InvalidInputError as error:
         raise RequestError(str(error)) from error
 

@@ -131,6 +131,7 @@ def _assemble(name: str, settings: ModelSettings, progress: SetupProgress) -> As
         fingerprint=model.fingerprint,
         tokenizer=loaded.tokenizer,
         origin=ModelOrigin(source=name, settings=settings, store=store),
+        adapter_host=loaded.adapter_host,
     )
     return Assembly(
         source=name,

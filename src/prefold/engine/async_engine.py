@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from prefold.engine.async_adapters import AsyncAdapters
 from prefold.engine.async_swaps import AsyncSwaps
 from prefold.engine.config import RequestOptions
 from prefold.engine.engine import Engine
@@ -73,6 +74,7 @@ class AsyncEngine:
         self._engine = engine
         #: For models that were prepared elsewhere.
         self.swaps = AsyncSwaps(self)
+        self.adapters = AsyncAdapters(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(
             target=self._run, name="prefold-engine", daemon=True

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from prefold.blocks.table import BlockCopy, BlockIds, TokenIds
+from prefold.engine.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,16 @@ class SequenceSlice:
         start: Positions before it whose KV is in the sequence's blocks already.
         block_ids: The sequence's blocks from position 0; they cover the slice.
         num_logits: For how many of the last tokens the logits are wanted.
+        adapter: What its tokens pass; None for the model as it is.
+        adapted_from: The first position that passes it.
     """
 
     token_ids: TokenIds = field(repr=False)
     start: int
     block_ids: BlockIds
     num_logits: int
+    adapter: Adapter | None = None
+    adapted_from: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -100,6 +100,7 @@ class RequestOptions:
         priority: When blocks run out, lower ones give way first. How dearly the KV is kept
             afterwards is another matter, and said in ``retention``.
         retention: How the KV that it uses and leaves behind is kept.
+        adapter: The name of the adapter that its tokens pass; None for the model as it is.
         approval: Under which terms its prompt is to be approved for ``domain`` once it is
             computed. Such a request has no reply, and only what is approved for exactly
             this domain spares it anything.
@@ -116,6 +117,7 @@ class RequestOptions:
     tenant: str = "default"
     priority: int = 0
     retention: Retention = KEEP
+    adapter: str | None = None
     approval: ApprovalTerms | None = None
     joint: JointAnswer | None = field(default=None, repr=False, compare=False)
 
@@ -128,6 +130,8 @@ class RequestOptions:
             raise RequestError("retention must be a Retention, such as KEEP")
         _check_tenant(self.tenant)
         _check_priority(self.priority)
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise RequestError("adapter must be the name of one that is loaded, or None")
         _check_approval(self)
 
 

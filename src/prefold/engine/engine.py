@@ -18,6 +18,7 @@ from typing import Self, Unpack
 from prefold.blocks.table import TokenIds
 from prefold.cache import Approval, ApprovalId, ApprovalTerms, Lookup, Receipt
 from prefold.engine import arguments
+from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.assembly import assemble
 from prefold.engine.config import EngineConfig, RequestOptions
 from prefold.engine.counters import EngineCounters
@@ -45,7 +46,6 @@ from prefold.engine.swapping import Swapper, SwapReceipt
 from prefold.errors import (
     CapacityError,
     EngineStoppedError,
-    InvariantError,
     RequestError,
 )
 from prefold.identity.domain import Domain
@@ -78,7 +78,6 @@ class Engine:
         self._scheduler = Scheduler(
             parts.cache, config.scheduler, self.counters, self._sidecar
         )
-        self._intake = Intake(parts, config.limits, self._sidecar.width)
         self._stepper = Stepper(
             parts, self._scheduler, self.counters, self._sidecar, observer or NoObserver()
         )
@@ -89,6 +88,8 @@ class Engine:
         self.revoker = Revoker(self._stepper, parts.cache)
         self.pinner = Pinner(self._stepper, parts.cache)
         self._replies = self._stepper.replies
+        self.adapters = AdapterShelf(parts.adapter_host, self._replies)
+        self._intake = Intake(parts, config.limits, self._sidecar.width, self.adapters)
         self._outbox = self._stepper.outbox
         self._joint_run = JointRun(self._stepper, self.step, self.abort)
         self._is_closed = False
@@ -256,8 +257,9 @@ class Engine:
         """
         arguments.check_options(options)
         token_ids = self._intake.read(prompt)
-        fingerprint, domain = self.parts.fingerprint, options.domain
-        return self.cache.lookup(fingerprint, domain, token_ids, access=options.access)
+        filed = self._intake.file(token_ids, options.adapter)
+        domain, access = options.domain, options.access
+        return self.cache.lookup(filed.fingerprint, domain, filed.tokens, access=access)
 
     # -- sharing -------------------------------------------------------------------
 
@@ -365,18 +367,17 @@ class Engine:
         self._scheduler.check_invariants()
         self._sidecar.check_invariants()
         self.swapper.check_invariants()
-        known = {reply.sequence for reply in self._replies.values()}
-        held = {*self._scheduler.running, *self._scheduler.queue.sequences()}
-        if known != held:
-            raise InvariantError("replies and scheduled sequences disagree")
+        self.adapters.check_invariants()
+        self._stepper.check_invariants()
 
     # -- inside --------------------------------------------------------------------
 
     def _take_over(self, prepared: PreparedModel) -> Intake:
         """Let everything here refer to another model."""
-        self.parts = prepared.parts
+        parts = self.parts = prepared.parts
         self.config = replace(self.config, limits=prepared.limits)
-        self._intake = Intake(self.parts, self.config.limits, self._sidecar.width)
+        self.adapters.rebase(parts.adapter_host)
+        self._intake = Intake(parts, prepared.limits, self._sidecar.width, self.adapters)
         return self._intake
 
     def _submit(

@@ -42,7 +42,7 @@ _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _KV_LAYERS = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
 
 #: Rows of the recorded pass; any number will do.
-_RECORDED_ROWS = 16
+NUM_RECORDED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def record_attention(model: PreTrainedModel) -> AttentionFacts:
     """
     site = RecordingSite()
     device = next(model.parameters()).device
-    tokens = torch.zeros(1, _RECORDED_ROWS, dtype=torch.long, device=device)
+    tokens = torch.zeros(1, NUM_RECORDED_ROWS, dtype=torch.long, device=device)
     # Position 0 is one that every model is served with.
     positions = torch.zeros_like(tokens)
     try:

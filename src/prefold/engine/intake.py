@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefold.blocks.table import TokenIds
+from prefold.engine.activation import FiledPrompt, file_prompt
+from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.admission import check_capacity
 from prefold.engine.config import ModelLimits, RequestOptions
 from prefold.engine.detokenizer import Detokenizer, TextStream
@@ -22,11 +26,19 @@ class Intake:
         parts: The engine's.
         limits: The model's.
         sidecar_width: Alternatives that are kept of a prompt's tokens.
+        adapters: Those that are loaded.
     """
 
-    __slots__ = ("_detokenizer", "_limits", "_parts", "_sidecar_width")
+    __slots__ = ("_adapters", "_detokenizer", "_limits", "_parts", "_sidecar_width")
 
-    def __init__(self, parts: EngineParts, limits: ModelLimits, sidecar_width: int) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        limits: ModelLimits,
+        sidecar_width: int,
+        adapters: AdapterShelf,
+    ) -> None:
+        self._adapters = adapters
         self._parts = parts
         self._limits = limits
         self._sidecar_width = sidecar_width
@@ -40,6 +52,22 @@ class Intake:
             RequestError: As ``encode_prompt``.
         """
         return encode_prompt(prompt, self._parts.tokenizer, self._limits)
+
+    def file(self, token_ids: TokenIds, adapter: str | None) -> FiledPrompt:
+        """Return what a prompt with an adapter of that name, or none, is filed under.
+
+        Raises:
+            UnknownAdapterError: There is none of that name.
+        """
+        model = self._parts.fingerprint
+        if adapter is None:
+            return FiledPrompt(fingerprint=model, tokens=token_ids)
+        return file_prompt(
+            token_ids,
+            self._adapters.get(adapter),
+            self._adapters.fingerprint_of(model, adapter),
+            self._parts.cache.keys.contents,
+        )
 
     def fit(
         self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
@@ -66,8 +94,10 @@ class Intake:
 
         Raises:
             RequestError: A bias is for a token outside the vocabulary.
+            UnknownAdapterError: There is none of that name.
         """
         parts = self._parts
+        filed = self.file(token_ids, options.adapter)
         sampler_state = parts.sampler.start(
             params, token_ids, fallback_seed=parts.entropy()
         )
@@ -76,9 +106,11 @@ class Intake:
             arrival,
             token_ids,
             max_tokens=max_tokens,
-            fingerprint=parts.fingerprint,
+            fingerprint=filed.fingerprint,
             options=options,
         )
+        if filed.adapter is not None:
+            sequence.adapt(filed.adapter, filed.adapted_from, filed.item)
         if params.prompt_logprobs is not None:
             known = PromptLogprobs(len(token_ids), self._sidecar_width)
             sequence.prompt_logprobs = known
@@ -93,9 +125,10 @@ class Intake:
     def renew(self, reply: Reply) -> None:
         """Let a request that another intake took in, and has no token, be as of this one.
 
-        Both have the same vocabulary.
+        Both have the same vocabulary, and its adapter fits both models.
         """
-        reply.sequence.renew(self._parts.fingerprint)
+        adapter = reply.sequence.fingerprint.adapter
+        reply.sequence.renew(replace(self._parts.fingerprint, adapter=adapter))
         reply.renew(self._start_text(reply.params), self._stop_ids(reply.params))
 
     def _start_text(self, params: SamplingParams) -> TextStream | None:

@@ -28,14 +28,16 @@ def submit_jointly(
         jobs: Prompts, and how their tokens are chosen.
         options: Of all of them.
         n: Replies to each.
-        fingerprint: Of the model that their token ids were made for; None for any.
+        fingerprint: Of the model that their token ids were made for, perhaps with the
+            version of the adapter that their client was told; None for any.
 
     Raises:
         RequestError: One of them can never be served.
         CapacityError: There is no room for all of them now.
-        ModelChangedError: Another model is served by now.
+        ModelChangedError: Another model is served by now, or another version.
+        UnknownAdapterError: No adapter has that name any more.
     """
-    _check_model(engine, fingerprint)
+    _check_model(engine, fingerprint, options.adapter)
     # Before any of them is queued: what was queued ends as an abort, and would be counted
     # a second time.
     for prompt, params in jobs:
@@ -57,9 +59,12 @@ def submit_jointly(
     return opened
 
 
-def _check_model(engine: Engine, fingerprint: Fingerprint | None) -> None:
+def _check_model(
+    engine: Engine, fingerprint: Fingerprint | None, adapter: str | None
+) -> None:
     """Refuse token ids that were made for another model, to which they mean others."""
-    if fingerprint not in (None, engine.parts.fingerprint):
+    current = engine.parts.fingerprint
+    if fingerprint not in (None, current, engine.adapters.fingerprint_of(current, adapter)):
         raise ModelChangedError("the model was replaced; read the prompt again")
 
 

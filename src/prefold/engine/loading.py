@@ -7,7 +7,7 @@ package, rotary frequencies fixed, layers row-wise, nothing left to choose.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,11 @@ from transformers import (
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from prefold.blocks.layout import KvLayout, LayerShape
+from prefold.engine.adapter import AdapterHost
+from prefold.engine.adapter_targets import LinearShape, recorded_targets
 from prefold.engine.attention import ATTENTION_NAME, attend_to_site
 from prefold.engine.experts import EXPERTS_NAME, run_experts
-from prefold.engine.families import check_config, record_attention
+from prefold.engine.families import NUM_RECORDED_ROWS, check_config, record_attention
 from prefold.engine.native import choose_attention
 from prefold.engine.quantization import scale_itemsize
 from prefold.engine.rotary import fix_rotary
@@ -77,6 +79,7 @@ class LoadedModel:
         position_offset: Added to every position.
         eos_token_ids: Tokens that end a reply.
         attention: The implementation in use.
+        linears: Its layers that adapters can add to.
     """
 
     model: PreTrainedModel
@@ -88,6 +91,7 @@ class LoadedModel:
     position_offset: int
     eos_token_ids: tuple[int, ...]
     attention: str
+    linears: Mapping[str, LinearShape] = field(repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -96,6 +100,11 @@ class LoadedModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    @property
+    def adapter_host(self) -> AdapterHost:
+        """What it offers to adapters."""
+        return AdapterHost(linears=self.linears, dtype=self.dtype, device=self.device)
 
     def layout(self, block_size: int, kv_dtype: torch.dtype) -> KvLayout:
         """Return the shape of this model's blocks.
@@ -201,7 +210,8 @@ def prepare_model(
     num_positions = max_model_len + options.position_offset
     fix_rotary(model, num_positions, model.dtype)
     replace_layers(model)
-    facts = record_attention(model)
+    with recorded_targets(model, NUM_RECORDED_ROWS) as linears:
+        facts = record_attention(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -212,6 +222,7 @@ def prepare_model(
         position_offset=options.position_offset,
         eos_token_ids=_eos_token_ids(model),
         attention=choose_attention(options.attention, model.device, facts.layer_shapes),
+        linears=linears,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from prefold.blocks.table import BlockCopy
+from prefold.engine.adapter_hooks import AdapterHooks, find_adapted_rows
 from prefold.engine.batch import StepPlan
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel
@@ -38,7 +39,7 @@ class ModelRunner:
         row_multiple: Rows of a batch, and of the head's input, are padded to it.
     """
 
-    __slots__ = ("_loaded", "_open_attention", "_row_multiple", "_store")
+    __slots__ = ("_adapters", "_loaded", "_open_attention", "_row_multiple", "_store")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class ModelRunner:
         self._store = store
         self._open_attention = attention_over(store, loaded.num_heads)
         self._row_multiple = row_multiple
+        self._adapters = AdapterHooks(loaded.model)
 
     @property
     def store(self) -> KvStore:
@@ -88,13 +90,14 @@ class ModelRunner:
         head_rows[: len(logit_rows)] = logit_rows
         attention = self._open_attention(plan.slices, num_rows)
         device = self._store.device
-        output = self._loaded.model(
-            input_ids=torch.from_numpy(token_ids).to(device)[None],
-            position_ids=torch.from_numpy(positions).to(device)[None],
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(head_rows).to(device),
-            attention_site=attention,
-        )
+        with self._adapters.over(find_adapted_rows(plan.slices)):
+            output = self._loaded.model(
+                input_ids=torch.from_numpy(token_ids).to(device)[None],
+                position_ids=torch.from_numpy(positions).to(device)[None],
+                use_cache=False,
+                logits_to_keep=torch.from_numpy(head_rows).to(device),
+                attention_site=attention,
+            )
         attention.check_usable()
         logits: torch.Tensor = output.logits
         return logits[0, : len(logit_rows)].float()

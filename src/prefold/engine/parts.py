@@ -10,6 +10,7 @@ from secrets import randbits
 from transformers import PreTrainedTokenizerBase
 
 from prefold.cache import PrefixCache
+from prefold.engine.adapter import AdapterHost
 from prefold.engine.batch import Runner
 from prefold.engine.kv_store import KvStore
 from prefold.engine.model_settings import ModelSettings
@@ -44,6 +45,7 @@ class EngineParts:
         fingerprint: Of the model behind ``runner``; what is cached is filed under it.
         tokenizer: For prompts and replies as text; None allows token ids only.
         origin: Of the model; None for one that cannot be loaded again.
+        adapter_host: What the model offers to adapters; None for one that takes none.
         clock: Seconds, never decreasing.
         entropy: Seeds for requests that name none.
     """
@@ -54,5 +56,6 @@ class EngineParts:
     fingerprint: Fingerprint
     tokenizer: PreTrainedTokenizerBase | None = None
     origin: ModelOrigin | None = None
+    adapter_host: AdapterHost | None = None
     clock: Callable[[], float] = time.monotonic
     entropy: Callable[[], int] = _random_seed

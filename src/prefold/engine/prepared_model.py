@@ -90,6 +90,7 @@ def prepare_swap(
             fingerprint=model.fingerprint,
             tokenizer=loaded.tokenizer,
             origin=ModelOrigin(source=source, settings=settings, store=store),
+            adapter_host=loaded.adapter_host,
         ),
         limits=model.limits,
         base=parts.fingerprint,

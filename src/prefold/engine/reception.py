@@ -17,7 +17,7 @@ from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.scheduler import Scheduler
 from prefold.engine.sequence import SequenceState
 from prefold.engine.stepper import Stepper
-from prefold.errors import OutOfBlocksError
+from prefold.errors import OutOfBlocksError, RequestError
 
 
 class Reception:
@@ -57,7 +57,19 @@ class Reception:
         arguments.check_types(params, options)
         if options.approval is not None:
             has_reply = False
-            check_approval(self._stepper.parts, options.domain, token_ids, options.approval)
+            filed = intake.file(token_ids, options.adapter)
+            if filed.item is not None:
+                raise RequestError(
+                    "what an adapter adds in the middle of a prompt cannot be approved; "
+                    "approve what is before it, for the model itself"
+                )
+            check_approval(
+                self._stepper.parts.cache,
+                filed.fingerprint,
+                options.domain,
+                token_ids,
+                options.approval,
+            )
         max_tokens = intake.fit(token_ids, params if has_reply else None, options.domain)
         check_queue(len(self._scheduler.queue), 1, self._config)
         reply = intake.open(self._next_arrival(), token_ids, params, max_tokens, options)

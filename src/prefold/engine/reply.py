@@ -137,7 +137,7 @@ class Reply:
         num_sampled = sequence.num_tokens - sequence.num_prompt_tokens
         if self._stop_text.is_found:
             return FinishReason.STOP
-        if num_sampled and int(sequence.tokens[-1]) in self.stop_ids:
+        if num_sampled and sequence.last_token in self.stop_ids:
             return FinishReason.STOP
         if not sequence.wants_token and sequence.num_computed >= sequence.num_prompt_tokens:
             return FinishReason.LENGTH
@@ -149,7 +149,7 @@ class Reply:
         """Return the finished request. ``end_tokens`` was called before."""
         sequence = self.sequence
         prompt = sequence.num_prompt_tokens
-        token_ids = tuple(sequence.tokens[prompt:].tolist())
+        token_ids = tuple(sequence.token_ids(prompt, sequence.num_tokens).tolist())
         return RequestOutput(
             request_id=sequence.request_id,
             text=self._stop_text.text,
@@ -172,7 +172,7 @@ class Reply:
         known, width = self.sequence.prompt_logprobs, self.params.prompt_logprobs
         if known is None or width is None:
             return None
-        return known.to_values(self.sequence.tokens, width)
+        return known.to_values(self.sequence.token_ids(0, self.sequence.num_tokens), width)
 
     def fork(self, twin: Sequence, index: int, now: float) -> Reply:
         """Return the reply of fork number ``index``, whose sequence is ``twin``."""

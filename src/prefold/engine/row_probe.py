@@ -8,8 +8,8 @@ promises. So it is tried at start, on the model itself::
 A batch of n rows holds the same short sequence n / 16 times, the last time perhaps not to
 its end, so every row must come out with the bits that its token has in the first batch.
 Run are the embedding, the first decoder layers, with their attention, and the head: as many
-layers as it takes to have one of each kind, since many mixtures begin with a few dense ones;
-once as they are served, and once part by part, which tells what the difference comes from.
+layers as it takes to have one of each kind, since many mixtures begin with a few dense
+ones; once as they are served, and once part by part, to tell where a difference begins.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ import numpy as np
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.cache import APPROVING, Access, Lease, Lookup, MissReason
+from prefold.cache.contents import ContentItem
+from prefold.engine.activation import number_tokens
+from prefold.engine.adapter import Adapter
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
 from prefold.engine.sidecar import PromptLogprobs
@@ -52,6 +55,10 @@ class Sequence:
         counts_hits: Whether ``num_cached`` still counts.
         is_started: Whether it was advanced since it was last admitted.
         prompt_logprobs: Of its prompt, if its client wants them.
+        adapter: What its tokens pass, the version of its submission; None for the model
+            as it is.
+        adapted_from: The first position that passes it.
+        item: What the cache gets in place of tokens from there on; None for the tokens.
         lookup: What its tokens would hit, as of the tree's version and the limit in
             ``lookup_version``.
         wait: What it waits for instead of being admitted.
@@ -62,10 +69,14 @@ class Sequence:
 
     __slots__ = (
         "_buffer",
+        "_filed",
+        "adapted_from",
+        "adapter",
         "arrival",
         "counts_hits",
         "fingerprint",
         "is_started",
+        "item",
         "last_step",
         "lease",
         "lookup",
@@ -97,10 +108,15 @@ class Sequence:
         # One more, so that appending the last token needs no special case.
         self._buffer = np.empty(len(prompt) + max_tokens + 1, dtype=TOKEN_DTYPE)
         self._buffer[: len(prompt)] = prompt
+        #: What the cache compares: the same array, unless an adapter sets in somewhere.
+        self._filed = self._buffer
         self.request_id = request_id
         self.arrival = arrival
         self.fingerprint = fingerprint
         self.options = options
+        self.adapter: Adapter | None = None
+        self.adapted_from = 0
+        self.item: ContentItem | None = None
         self.prompt_logprobs: PromptLogprobs | None = None
         self.state = SequenceState.QUEUED
         self.num_prompt_tokens = len(prompt)
@@ -126,8 +142,13 @@ class Sequence:
 
     @property
     def tokens(self) -> TokenIds:
-        """All known tokens, as a view."""
-        return self._buffer[: self.num_tokens]
+        """All known tokens as they are filed, as a view; see ``token_ids``."""
+        return self._filed[: self.num_tokens]
+
+    @property
+    def last_token(self) -> int:
+        """The newest one."""
+        return int(self._buffer[self.num_tokens - 1])
 
     @property
     def priority(self) -> int:
@@ -203,9 +224,23 @@ class Sequence:
             return int(is_sampled)
         return end - start
 
+    def adapt(self, adapter: Adapter, start: int, item: ContentItem | None) -> None:
+        """Let tokens pass an adapter from a position of the prompt on.
+
+        Args:
+            adapter: The version it keeps.
+            start: The position.
+            item: What the cache gets in place of tokens from there on, if anything.
+        """
+        self.adapter, self.adapted_from, self.item = adapter, start, item
+        if item is not None:
+            self._filed = number_tokens(self._buffer, start, item)
+
     def append(self, token_id: int) -> None:
         """Add a sampled token."""
         self._buffer[self.num_tokens] = token_id
+        if self.item is not None:
+            self._filed[self.num_tokens] = self.item.first - token_id
         self.num_tokens += 1
         if self.options.joint is not None:
             self.options.joint.has_result = True
@@ -240,6 +275,8 @@ class Sequence:
         )
         if self.prompt_logprobs is not None:
             twin.prompt_logprobs = self.prompt_logprobs.copy()
-        twin._buffer[: self.num_tokens] = self.tokens
+        twin._buffer[: self.num_tokens] = self._buffer[: self.num_tokens]
         twin.num_tokens = self.num_tokens
+        if self.adapter is not None:
+            twin.adapt(self.adapter, self.adapted_from, self.item)
         return twin

@@ -97,6 +97,8 @@ class StepDraft:
                     num_logits=sequence.num_logits(
                         start, end, is_sampled=advance.is_sampled
                     ),
+                    adapter=sequence.adapter,
+                    adapted_from=sequence.adapted_from,
                 )
             )
         return ScheduledStep(

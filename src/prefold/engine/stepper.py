@@ -157,12 +157,18 @@ class Stepper:
             if used is not None:
                 self._observer.on_used(used)
 
+    def check_invariants(self) -> None:
+        """Raise ``InvariantError`` unless exactly what is scheduled has a reply."""
+        known = {reply.sequence for reply in self.replies.values()}
+        if known != {*self._scheduler.running, *self._scheduler.queue.sequences()}:
+            raise InvariantError("replies and scheduled sequences disagree")
+
     def _used(self, sequence: Sequence) -> UsedPath | None:
         """Return what a sequence that is about to end has used; None if that is nothing."""
         is_told = (
             sequence.miss is not None
             and not sequence.access.approves
-            and sequence.fingerprint == self.parts.fingerprint
+            and sequence.fingerprint.of_model == self.parts.fingerprint
         )
         if not is_told:
             return None

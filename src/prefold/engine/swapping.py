@@ -30,6 +30,11 @@ from prefold.engine.stepper import Stepper
 from prefold.errors import ConfigError, InvariantError, SwapUnderWayError
 from prefold.identity.fingerprint import Fingerprint
 
+_NO_ADAPTER = (
+    "the model was replaced by one that the request's adapter does not fit; send the "
+    "request again"
+)
+
 #: Fields of a fingerprint that do not shape what is computed of given tokens.
 _NO_MATTER = frozenset({"chat_template"})
 
@@ -185,7 +190,7 @@ class Swapper:
         """Raise ``InvariantError`` if a sequence is computed by a model not its own."""
         current = self._stepper.parts.fingerprint
         for sequence in (r.sequence for r in self._stepper.replies.values()):
-            changed = set(current.diff(sequence.fingerprint))
+            changed = set(current.diff(sequence.fingerprint.of_model))
             if changed and (_is_new(sequence) or changed - _NO_MATTER):
                 raise InvariantError("a sequence is computed by a model not its own")
         if self._scheduler.admits_new == self.is_pending:
@@ -240,7 +245,9 @@ class Swapper:
         if new != old:
             cache.cost.forget()
             num_ended += self._end(self._approving(), _NOT_APPROVED)
-            invalidation = cache.invalidate(ByFingerprint(fingerprint=old))
+            invalidation = cache.invalidate(
+                ByFingerprint(fingerprint=old, with_adapters=True)
+            )
         other_ids = new.tokenizer != old.tokenizer or (
             limits.vocab_size != old_limits.vocab_size
         )
@@ -251,7 +258,7 @@ class Swapper:
             if keeps_begun and not _is_new(sequence):
                 continue
             reply = self._stepper.replies[sequence.request_id]
-            why = _misfit(sequence, limits, other_ids=other_ids)
+            why = _misfit(sequence, prepared, other_ids=other_ids)
             if why is None:
                 intake.renew(reply)
             else:
@@ -282,8 +289,12 @@ def _let_leave_nothing(sequence: Sequence) -> None:
     sequence.options = replace(options, access=access)
 
 
-def _misfit(sequence: Sequence, limits: ModelLimits, *, other_ids: bool) -> str | None:
+def _misfit(sequence: Sequence, prepared: PreparedModel, *, other_ids: bool) -> str | None:
     """Say why a request cannot be computed by the new model, or return None."""
+    limits, host = prepared.limits, prepared.parts.adapter_host
+    adapter = sequence.adapter
+    if adapter is not None and (host is None or adapter.misfit(host) is not None):
+        return _NO_ADAPTER
     if other_ids:
         return (
             "the model was replaced by one with another tokenizer, to which the prompt's "

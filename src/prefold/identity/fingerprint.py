@@ -6,7 +6,7 @@ content digest or a number, never a name alone: a name can come to mean other we
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from prefold.errors import InvalidInputError
 from prefold.identity import encoding
@@ -57,6 +57,11 @@ class Fingerprint:
         return encoding.digest(
             "fingerprint", *((name, self._value(name)) for name in _NAMES)
         )
+
+    @property
+    def of_model(self) -> Fingerprint:
+        """The same without an adapter."""
+        return self if self.adapter is None else replace(self, adapter=None)
 
     def diff(self, other: Fingerprint) -> tuple[str, ...]:
         """Name the fields that differ, in the order of their definition."""

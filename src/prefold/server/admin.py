@@ -21,6 +21,7 @@
 | ``DELETE /domains/{path}`` | revokes a domain: keys, requests and what is cached |
 | ``POST /model/swap`` | another model, or the next version of this one |
 | ``POST /model/reload-template`` | the chat template as it is on disk now |
+| ``GET /adapters``, ``POST /adapters``, ``DELETE /adapters/{name}`` | LoRA adapters |
 | ``GET /cache/misses``, ``/cache/explain/{request_id}`` | why requests missed |
 | ``GET /requests/{request_id}/timing`` | the engine's own times of a recent request |
 
@@ -46,6 +47,7 @@ from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.engine import Engine
 from prefold.errors import EngineStoppedError
 from prefold.server import operations
+from prefold.server.adapter_admin import adapters_router
 from prefold.server.admin_protocol import (
     HealthReply,
     LookupReply,
@@ -145,6 +147,7 @@ def make_admin_app(
         )
     )
     guarded.include_router(model_router(engine, models))
+    guarded.include_router(adapters_router(engine, models))
     guarded.include_router(worth_router(engine, metrics.worth, tenant_by_domain(tenants)))
 
     def maker() -> TextMaker:

@@ -52,6 +52,8 @@ class PromptRequest(StrictModel):
         | None
     ) = None
     """As their requests will give it."""
+    adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The name of the adapter that their requests will give as ``model``."""
 
 
 class WarmRequest(PromptRequest):

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.types import Receive
 
 from prefold.blocks.table import TokenIds
+from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
@@ -54,13 +55,15 @@ class CallPlan:
     """All that is asked of the engine in one call; ``n`` replies to each prompt.
 
     Attributes:
-        fingerprint: Of the model that the prompts were read for.
+        fingerprint: Of the model that the prompts were read for, with the adapter.
+        adapter: The name of the one that they pass; None for the model as it is.
     """
 
     prompts: Sequence[PromptPlan]
     wish: CacheWish
     n: int
     fingerprint: Fingerprint
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +293,11 @@ class Desk:
         """Whether it never will again."""
         return self._engine.is_broken
 
+    @property
+    def adapters(self) -> AdapterShelf:
+        """Those that are loaded; only to be read here, beside the engine's thread."""
+        return self._engine.engine.adapters
+
     def capacity_tokens(self, caller: Caller) -> int:
         """Return how many tokens of cache memory a request of the caller can count on."""
         # Read beside the engine's thread: whole numbers, and what they were a step ago.
@@ -314,9 +322,10 @@ class Desk:
                 len(plan.prompts) * plan.n,
                 sum(prompt.num_reserved_tokens for prompt in plan.prompts),
             )
+        options = replace(permit.options, adapter=plan.adapter)
         streams = await self._engine.submit_together(
             [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
-            options=permit.options,
+            options=options,
             n=plan.n,
             fingerprint=plan.fingerprint,
             guard=lambda _: permit.check(),
@@ -325,7 +334,7 @@ class Desk:
         asked = [
             AskedPrompt(
                 token_ids=prompt.token_ids,
-                options=permit.options,
+                options=options,
                 fingerprint=plan.fingerprint,
             )
             for prompt in plan.prompts

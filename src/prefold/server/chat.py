@@ -19,7 +19,7 @@ from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError
 from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import TokenTexts
-from prefold.server.models import check_model
+from prefold.server.models import choose_model
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol import ERROR_RESPONSES
@@ -58,12 +58,14 @@ class ChatRoute:
             PrefoldError: As the limits and the engine raise it.
         """
         exchange = exchange_of(http)
+        caller = caller_of(exchange)
+        model = choose_model(self._model, request.model, self._desk.adapters, caller.tenant)
         n = self._check(request)
         token_ids = await run_sized(body_size(http), lambda: self._encode(request))
-        plan = self._plan(request, token_ids, n, caller_of(exchange))
+        plan = self._plan(request, token_ids, n, caller, model)
         options = request.stream_options
         reply = ChatReply(
-            self._heads.make("chatcmpl"),
+            self._heads.of(model).make("chatcmpl"),
             n,
             self._texts if request.logprobs else None,
             num_top=request.top_logprobs or 0,
@@ -83,7 +85,6 @@ class ChatRoute:
         )
 
     def _check(self, request: ChatRequest) -> int:
-        check_model(self._model, request.model)
         if request.top_logprobs and not request.logprobs:
             raise HttpError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         return check_common(
@@ -100,7 +101,12 @@ class ChatRoute:
         return encode_prompt(token_ids, None, self._model.limits)
 
     def _plan(
-        self, request: ChatRequest, token_ids: TokenIds, n: int, caller: Caller
+        self,
+        request: ChatRequest,
+        token_ids: TokenIds,
+        n: int,
+        caller: Caller,
+        model: ServedModel,
     ) -> CallPlan:
         num_prompt_tokens = len(token_ids)
         room = self._model.limits.max_model_len - num_prompt_tokens
@@ -128,7 +134,8 @@ class ChatRoute:
             ],
             wish=to_wish(request),
             n=n,
-            fingerprint=self._model.fingerprint,
+            fingerprint=model.fingerprint,
+            adapter=model.adapter,
         )
 
     def _stated_tokens(self, request: ChatRequest) -> int | None:

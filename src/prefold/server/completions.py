@@ -13,12 +13,12 @@ from prefold.engine.request import SamplingParams
 from prefold.errors import ModelChangedError
 from prefold.identity.fingerprint import Fingerprint
 from prefold.server.body import body_size
-from prefold.server.calls import CallPlan, Desk, PromptPlan
+from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
 from prefold.server.completion_reply import CompletionReply, ReadPrompt
 from prefold.server.errors import HttpError
 from prefold.server.exchange import exchange_of
 from prefold.server.logprobs import Echo, LegacyLogprobs, TokenTexts
-from prefold.server.models import check_model
+from prefold.server.models import choose_model
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol import ERROR_RESPONSES
@@ -55,13 +55,16 @@ class CompletionsRoute:
             PrefoldError: As the limits and the engine raise it.
         """
         exchange = exchange_of(http)
+        model = choose_model(
+            self._model, request.model, self._desk.adapters, caller_of(exchange).tenant
+        )
         n = self._check(request)
         texts = split_prompts(request.prompt)
         prompts = await run_sized(
             body_size(http), lambda: [self._read(text, request) for text in texts]
         )
-        plan = self._plan(request, prompts, n)
-        reply = self._reply(request, prompts, n)
+        plan = self._plan(request, prompts, n, model)
+        reply = self._reply(request, prompts, n, model)
         call = await self._desk.open(plan, exchange, http.receive)
         if request.stream:
             return await open_stream(call, reply)
@@ -91,7 +94,6 @@ class CompletionsRoute:
             raise ModelChangedError("the model was replaced by one with other token ids")
 
     def _check(self, request: CompletionRequest) -> int:
-        check_model(self._model, request.model)
         n = check_common(
             request,
             max_n=self._desk.max_n,
@@ -120,7 +122,11 @@ class CompletionsRoute:
         return ReadPrompt(token_ids=token_ids, echo=echo)
 
     def _plan(
-        self, request: CompletionRequest, prompts: Sequence[ReadPrompt], n: int
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[ReadPrompt],
+        n: int,
+        model: ServedModel,
     ) -> CallPlan:
         params = self._params(request)
         max_model_len = self._model.limits.max_model_len
@@ -136,7 +142,8 @@ class CompletionsRoute:
             ],
             wish=to_wish(request),
             n=n,
-            fingerprint=self._model.fingerprint,
+            fingerprint=model.fingerprint,
+            adapter=model.adapter,
         )
 
     def _params(self, request: CompletionRequest) -> SamplingParams:
@@ -153,7 +160,11 @@ class CompletionsRoute:
         )
 
     def _reply(
-        self, request: CompletionRequest, prompts: Sequence[ReadPrompt], n: int
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[ReadPrompt],
+        n: int,
+        model: ServedModel,
     ) -> CompletionReply:
         stop_ids = frozenset(request.stop_token_ids or ())
         collected = [
@@ -166,7 +177,7 @@ class CompletionsRoute:
         ]
         options = request.stream_options
         return CompletionReply(
-            self._heads.make("cmpl"),
+            self._heads.of(model).make("cmpl"),
             [prompt for prompt in prompts for _ in range(n)],
             collected,
             wants_usage=options is not None and bool(options.include_usage),

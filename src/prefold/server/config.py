@@ -12,24 +12,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeGuard
 
+from prefold.engine.adapter_name import check_adapter_name
 from prefold.engine.config import SchedulerConfig, parse_memory
 from prefold.errors import ConfigError, InvalidInputError
 from prefold.eviction.quota import MAX_FIXED, QuotaSettings, Share
 from prefold.eviction.registry import DEFAULT_POLICY, check_policy
 from prefold.identity.domain import PUBLIC, Domain
+from prefold.server.config_checks import (
+    check_flag,
+    check_seconds,
+    check_share,
+    check_ttl,
+    check_whole,
+    is_number,
+    show,
+)
 
 #: Of a JSON body, at most; Python's own reader gives up somewhere above.
 MAX_DEPTH_LIMIT = 200
 #: Choices of one request, at most.
 MAX_N_LIMIT = 128
-#: Seconds that an entry may be kept unused, at most: a year.
-MAX_TTL_S = 31_536_000.0
 
 _MAX_QUEUED = 1024
 _MAX_PORT = 65_535
-_MAX_SECONDS = 86_400.0
 _MAX_COUNT = 10**12
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -63,10 +69,10 @@ class ModelConfig:
             if text is not None and not text.strip():
                 raise ConfigError(f"{name} must not be empty; leave it out for the default")
         if self.max_model_len is not None:
-            _check_whole("max_model_len", self.max_model_len, 2, _MAX_COUNT)
+            check_whole("max_model_len", self.max_model_len, 2, _MAX_COUNT)
         if self.num_threads is not None:
-            _check_whole("num_threads", self.num_threads, 1, 4096)
-        _check_whole("position_offset", self.position_offset, 0, _MAX_COUNT)
+            check_whole("num_threads", self.num_threads, 1, 4096)
+        check_whole("position_offset", self.position_offset, 0, _MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +109,12 @@ class CacheConfig:
         if self.memory is not None:
             parse_memory(self.memory)
         if self.blocks is not None:
-            _check_whole("blocks", self.blocks, 1, _MAX_COUNT)
-        _check_whole("block_size", self.block_size, 1, 2**20)
+            check_whole("blocks", self.blocks, 1, _MAX_COUNT)
+        check_whole("block_size", self.block_size, 1, 2**20)
         check_policy(self.policy)
-        _check_ttl(self.ttl_s)
-        _check_share("max_pinned", self.max_pinned, most=MAX_FIXED)
-        _check_flag("ranks_across", self.ranks_across)
+        check_ttl(self.ttl_s)
+        check_share("max_pinned", self.max_pinned, most=MAX_FIXED)
+        check_flag("ranks_across", self.ranks_across)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,19 +157,19 @@ class ServerConfig:
         for name, host in (("host", self.host), ("admin_host", self.admin_host)):
             if not host.strip():
                 raise ConfigError(f"{name} must be an address such as '127.0.0.1'")
-        _check_whole("port", self.port, 0, _MAX_PORT)
-        _check_whole("admin_port", self.admin_port, 0, _MAX_PORT)
+        check_whole("port", self.port, 0, _MAX_PORT)
+        check_whole("admin_port", self.admin_port, 0, _MAX_PORT)
         if self.port == self.admin_port != 0:
             raise ConfigError(
                 f"port and admin_port are both {self.port}; the two planes need two ports"
             )
-        _check_whole("max_body_bytes", self.max_body_bytes, 1, _MAX_COUNT)
-        _check_whole("max_depth", self.max_depth, 1, MAX_DEPTH_LIMIT)
-        _check_whole("max_n", self.max_n, 1, MAX_N_LIMIT)
-        _check_seconds("drain_s", self.drain_s, least=0.0)
+        check_whole("max_body_bytes", self.max_body_bytes, 1, _MAX_COUNT)
+        check_whole("max_depth", self.max_depth, 1, MAX_DEPTH_LIMIT)
+        check_whole("max_n", self.max_n, 1, MAX_N_LIMIT)
+        check_seconds("drain_s", self.drain_s, least=0.0)
         if self.request_timeout_s is not None:
-            _check_seconds("request_timeout_s", self.request_timeout_s, least=0.001)
-        _check_whole("max_queued", self.max_queued, 1, _MAX_COUNT)
+            check_seconds("request_timeout_s", self.request_timeout_s, least=0.001)
+        check_whole("max_queued", self.max_queued, 1, _MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +193,7 @@ class TenantConfig:
         ttl_s: Seconds after their last use in which its entries may be reused, unless a
             request says less; None leaves it to the request, and then to the section
             ``[cache]``.
+        adapters: Names of the adapters that its requests may ask for; None for all.
     """
 
     name: str
@@ -200,6 +207,7 @@ class TenantConfig:
     cache_reserved: float = 0.0
     cache_max: float = 1.0
     ttl_s: float | None = None
+    adapters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_tenant_name(self.name)
@@ -216,24 +224,26 @@ class TenantConfig:
             raise ConfigError(
                 f"the domain {PUBLIC.path!r} is everybody's and nobody's own; give another"
             )
-        _check_whole("max_concurrent", self.max_concurrent, 1, _MAX_COUNT)
+        check_whole("max_concurrent", self.max_concurrent, 1, _MAX_COUNT)
         if self.tokens_per_minute is not None:
-            _check_whole("tokens_per_minute", self.tokens_per_minute, 1, _MAX_COUNT)
+            check_whole("tokens_per_minute", self.tokens_per_minute, 1, _MAX_COUNT)
         for name, flag in (("may_read", self.may_read), ("may_write", self.may_write)):
-            _check_flag(name, flag)
+            check_flag(name, flag)
         share = self.queue_share
-        if not _is_number(share) or not 0 < share <= 1:
+        if not is_number(share) or not 0 < share <= 1:
             raise ConfigError(f"queue_share must be above 0 and at most 1, got {share!r}")
         for path in self.approved or ():
             self._check_approved(path)
-        _check_share("cache_reserved", self.cache_reserved)
-        _check_share("cache_max", self.cache_max)
+        for name in self.adapters or ():
+            check_adapter_name(name)
+        check_share("cache_reserved", self.cache_reserved)
+        check_share("cache_max", self.cache_max)
         if self.cache_reserved > self.cache_max:
             raise ConfigError(
                 f"cache_reserved, {self.cache_reserved:g}, is above cache_max, "
                 f"{self.cache_max:g}; lower the one or raise the other"
             )
-        _check_ttl(self.ttl_s)
+        check_ttl(self.ttl_s)
 
     def _check_approved(self, path: str) -> None:
         # A name that means nothing here was meant to be another one.
@@ -253,6 +263,7 @@ class PrefoldConfig:
     Attributes:
         engine: Limits of a step. Its ``max_queued`` is the server's, which is the only
             place to set it.
+        adapters: Directories of the adapters to begin with, by name.
         tenants: Empty means that there is one, which needs no key and reaches the server
             only from the same machine.
 
@@ -268,9 +279,12 @@ class PrefoldConfig:
         default_factory=lambda: SchedulerConfig(max_queued=_MAX_QUEUED)
     )
     server: ServerConfig = field(default_factory=ServerConfig)
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     tenants: tuple[TenantConfig, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in self.adapters:
+            check_adapter_name(name)
         names: set[str] = set()
         owners: dict[str, str] = {}
         for tenant in self.tenants:
@@ -325,7 +339,7 @@ def check_tenant_name(name: object) -> None:
     if not isinstance(name, str) or not _TENANT_NAME.fullmatch(name):
         raise ConfigError(
             "a tenant's name is 1 to 64 letters, digits, '.', '_' and '-', beginning with "
-            f"a letter or digit, got {_show(name)}"
+            f"a letter or digit, got {show(name)}"
         )
 
 
@@ -344,54 +358,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, which may come to mean anything
         return False
-
-
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    # A bool is an int to Python, and never meant as one here.
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(
-            f"{name} must be a whole number from {least} to {most}, got {_show(value)}"
-        )
-
-
-def _check_seconds(name: str, value: object, *, least: float) -> None:
-    # The comparison is false for what is not a number, too.
-    if not _is_number(value) or not least <= value <= _MAX_SECONDS:
-        raise ConfigError(
-            f"{name} must be a number of seconds from {least:g} to {_MAX_SECONDS:g}, "
-            f"got {_show(value)}"
-        )
-
-
-def _check_ttl(value: object) -> None:
-    if value is None:
-        return
-    if not _is_number(value) or not 0 < value <= MAX_TTL_S:
-        raise ConfigError(
-            f"ttl_s must be a number of seconds above 0 and at most {MAX_TTL_S:.0f}, a "
-            f"year, got {_show(value)}"
-        )
-
-
-def _check_share(name: str, value: object, *, most: float = 1.0) -> None:
-    if not _is_number(value) or not 0 <= value <= most:
-        raise ConfigError(f"{name} must be from 0 to {most:g}, got {_show(value)}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be true or false, got {_show(value)}")
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _show(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 128:
-        return "one far beyond"  # Python refuses to write very long ones out
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 #: Who everybody is where no tenants are configured; there is nobody to protect from it.

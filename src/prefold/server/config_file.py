@@ -51,6 +51,7 @@ _CLASS_BY_SECTION: Mapping[str, type] = {
     "server": ServerConfig,
 }
 _TENANTS = "tenants"
+_ADAPTERS = "adapters"
 
 #: Set from elsewhere: the queue is one, and [server] says how long.
 _SET_ELSEWHERE = {"engine": {"max_queued"}}
@@ -96,6 +97,7 @@ def load_config(
             model=_read_section("model", ModelConfig, document, directory),
             cache=_read_section("cache", CacheConfig, document, directory),
             engine=dataclasses.replace(engine, max_queued=server.max_queued),
+            adapters=_read_adapters(document.get(_ADAPTERS, {}), directory),
             server=dataclasses.replace(
                 server,
                 key_file=from_environment.key_file or server.key_file,
@@ -173,9 +175,10 @@ def _read_document(path: Path) -> Mapping[str, object]:
 
 
 def _check_sections(document: Mapping[str, object]) -> None:
-    written = [*(f"[{section}]" for section in _CLASS_BY_SECTION), f"[[{_TENANTS}]]"]
+    sections = (*_CLASS_BY_SECTION, _ADAPTERS)
+    written = [*(f"[{section}]" for section in sections), f"[[{_TENANTS}]]"]
     for name, value in document.items():
-        if name in _CLASS_BY_SECTION or name == _TENANTS:
+        if name in sections or name == _TENANTS:
             continue
         if isinstance(value, dict | list):
             hint = nearest(name, written)
@@ -193,6 +196,21 @@ def _read_section(
     if not isinstance(table, dict):
         raise ConfigError(f"[{section}] must be one section, got {_name_of(table)}")
     return _read_table(f"[{section}]", section, make, table, directory)
+
+
+def _read_adapters(table: object, directory: Path) -> Mapping[str, Path]:
+    """Return the directories that the section ``[adapters]`` gives by name."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"[{_ADAPTERS}] must be one section, got {_name_of(table)}")
+    adapters = {}
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"[{_ADAPTERS}] {name[:40]} must be {_NAMES[Path]}, got {_name_of(value)}; "
+                "write a name with dots in quotes"
+            )
+        adapters[name] = _path(value, directory)
+    return adapters
 
 
 def _read_tenants(tables: object, directory: Path) -> tuple[TenantConfig, ...]:

@@ -11,6 +11,7 @@ a salt or a key.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -22,8 +23,10 @@ from prefold.errors import (
     IncompatibleModelError,
     InvalidInputError,
     ModelChangedError,
+    NameInUseError,
     PrefoldError,
     SwapUnderWayError,
+    UnknownAdapterError,
 )
 from prefold.server.credentials import AuthenticationError
 from prefold.server.limits import RateLimitedError
@@ -36,6 +39,13 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
+}
+
+
+_CONFLICTS: Mapping[type, str] = {
+    IncompatibleModelError: "incompatible_model",
+    SwapUnderWayError: "swap_under_way",
+    NameInUseError: "name_in_use",
 }
 
 
@@ -86,16 +96,21 @@ def to_http_error(error: PrefoldError | HttpError) -> HttpError:
             found = HttpError(
                 429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s
             )
-        case IncompatibleModelError():
-            found = HttpError(409, str(error), code="incompatible_model")
-        case SwapUnderWayError():
-            found = HttpError(409, str(error), code="swap_under_way")
+        case IncompatibleModelError() | SwapUnderWayError() | NameInUseError():
+            found = HttpError(409, str(error), code=_CONFLICTS[type(error)])
         case ModelChangedError():
             found = HttpError(
                 503,
                 "the model is being replaced; send the request again",
                 code="model_replaced",
                 retry_after_s=_RETRY_AFTER_S,
+            )
+        case UnknownAdapterError():
+            found = HttpError(
+                404,
+                "there is no such model any more; ask for the list of models",
+                param="model",
+                code="model_not_found",
             )
         case InvalidInputError():
             found = HttpError(400, str(error))

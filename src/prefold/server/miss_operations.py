@@ -152,7 +152,7 @@ class Explainer:
             # Another model may have cut the same text into other tokens.
             if entry.prompt is not None
             and entry.miss is not None
-            and entry.fingerprint == model.fingerprint
+            and entry.fingerprint.of_model == model.fingerprint
         ]
         found = await asyncio.to_thread(_work, jobs, _decoder(model)) if jobs else []
         by_number: dict[int, Divergence] = {}

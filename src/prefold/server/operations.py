@@ -323,7 +323,7 @@ def _run(run: ListedRun, model: ServedModel | None) -> Run:
     text = None
     if model is not None:
         # Of a run that begins inside a character, the first sign is a replacement.
-        text = str(model.tokenizer.decode(run.token_ids.tolist()))
+        text = str(model.tokenizer.decode(run.token_ids[run.token_ids >= 0].tolist()))
     return Run(
         parent=run.parent,
         depth=run.depth,

@@ -56,7 +56,10 @@ class PromptReader:
         )
         if isinstance(request, WarmRequest):
             wish = replace(wish, ttl_s=request.ttl_s, priority=request.priority)
-        options = self._grants.operator_options(self._tenant(request.tenant), wish)
+        options = replace(
+            self._grants.operator_options(self._tenant(request.tenant), wish),
+            adapter=request.adapter,
+        )
         encode = partial(self._encode, request, awaits_reply=True)
         return await run_sized(size, encode), options
 

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from prefold.errors import InvalidInputError
 from prefold.identity.domain import MAX_PATH_LENGTH, Domain
-from prefold.server.config import MAX_TTL_S
+from prefold.server.config_checks import MAX_TTL_S
 from prefold.tree.retention import MAX_PRIORITY
 
 _MAX_SALT_BYTES = 256

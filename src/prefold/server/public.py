@@ -83,7 +83,7 @@ def make_public_app(
     keyed = APIRouter(dependencies=bearer)
     keyed.include_router(completions_router(desk, models))
     keyed.include_router(chat_router(desk, models))
-    keyed.include_router(tokenize_router(models))
-    keyed.include_router(models_router(models))
+    keyed.include_router(tokenize_router(desk, models))
+    keyed.include_router(models_router(desk, models))
     app.include_router(keyed)
     return app

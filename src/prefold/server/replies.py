@@ -58,6 +58,12 @@ class ReplyHeads:
         self._new_id = new_id
         self._system_fingerprint = model.system_fingerprint
 
+    def of(self, model: ServedModel) -> ReplyHeads:
+        """Return what makes the heads of another model's replies."""
+        if model is self._model:
+            return self
+        return ReplyHeads(model, clock=self._clock, new_id=self._new_id)
+
     def make(self, prefix: str) -> ReplyHead:
         """Return the head of a new reply, whose id begins with ``prefix``."""
         return ReplyHead(

@@ -65,7 +65,7 @@ class TextMaker:
         # Of a run that begins inside a character, the first sign is a replacement.
         if self.model is None:
             return None
-        return str(self.model.tokenizer.decode(token_ids.tolist()))
+        return str(self.model.tokenizer.decode(token_ids[token_ids >= 0].tolist()))
 
 
 async def read_children(

@@ -11,7 +11,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.parts import EngineParts
 from prefold.engine.row_probe import Exactness
+from prefold.errors import ConfigError
 from prefold.server.admin import make_admin_app
 from prefold.server.announcement import Announcement
 from prefold.server.config import PrefoldConfig, tenant_by_domain
@@ -133,6 +134,9 @@ def make_planes(
         parts: Of the engine.
         model: What clients see of it.
         limits: Of the tenants; None makes them.
+
+    Raises:
+        ConfigError: An adapter cannot be served.
     """
     scheduler = replace(config.engine, max_queued=config.server.max_queued)
     permits = Permits(doors.authenticator, ttl_s=config.cache.ttl_s)
@@ -142,9 +146,9 @@ def make_planes(
         what_if=LiveWhatIf(parts.cache),
         block_size=parts.cache.block_size,
     )
-    engine = AsyncEngine(
-        Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)
-    )
+    core = Engine(parts, EngineConfig(limits=model.limits, scheduler=scheduler), metrics)
+    load_adapters(core, config.adapters, model.name)
+    engine = AsyncEngine(core)
     return Planes(
         engine=engine,
         public=make_public_app(
@@ -158,6 +162,23 @@ def make_planes(
         admin=make_admin_app(engine, model, doors.token, metrics, config.server, permits),
         authenticator=doors.authenticator,
     )
+
+
+def load_adapters(engine: Engine, adapters: Mapping[str, Path], model_name: str) -> None:
+    """Load the adapters to begin with.
+
+    Raises:
+        ConfigError: One of them cannot be served, or has the model's name.
+    """
+    for name, path in adapters.items():
+        if name == model_name:
+            raise ConfigError(
+                f"the adapter {name!r} has the name of the model; rename one of them"
+            )
+        try:
+            engine.adapters.load(name, path)
+        except ConfigError as error:
+            raise ConfigError(f"the adapter {name!r} cannot be served: {error}") from error
 
 
 def model_settings(config: PrefoldConfig) -> ModelSettings:

@@ -32,6 +32,7 @@ class ServedModel:
     Attributes:
         name: What requests name it by.
         created: When it was loaded, in seconds since 1970.
+        adapter: The name of the adapter that requests pass; None for the model as it is.
     """
 
     name: str
@@ -39,6 +40,11 @@ class ServedModel:
     tokenizer: PreTrainedTokenizerBase
     limits: ModelLimits
     fingerprint: Fingerprint
+    adapter: str | None = None
+
+    def with_adapter(self, name: str, fingerprint: Fingerprint) -> ServedModel:
+        """Return what requests for an adapter are served by."""
+        return replace(self, name=name, adapter=name, fingerprint=fingerprint)
 
     @property
     def system_fingerprint(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from prefold.server.body import body_size
+from prefold.server.calls import Desk, caller_of
 from prefold.server.chat_template import ChatTemplate, to_conversation
 from prefold.server.errors import HttpError
-from prefold.server.models import check_model
+from prefold.server.exchange import exchange_of
+from prefold.server.models import choose_model
 from prefold.server.off_loop import run_sized
 from prefold.server.prompt_encoder import PromptEncoder
 from prefold.server.protocol import ERROR_RESPONSES, ReplyModel, StrictModel
@@ -46,7 +48,7 @@ class _Reader:
         self.template = ChatTemplate(model.tokenizer)
 
 
-def tokenize_router(models: CurrentModel) -> APIRouter:
+def tokenize_router(desk: Desk, models: CurrentModel) -> APIRouter:
     """Return the route."""
     router = APIRouter(responses=ERROR_RESPONSES)
     readers = PerModel(models, _Reader)
@@ -56,7 +58,8 @@ def tokenize_router(models: CurrentModel) -> APIRouter:
         """Return the tokens of a prompt, or of a conversation with the chat template."""
         reader = readers.get()
         if request.model is not None:
-            check_model(reader.model, request.model)
+            tenant = caller_of(exchange_of(http)).tenant
+            choose_model(reader.model, request.model, desk.adapters, tenant)
         token_ids = await run_sized(
             body_size(http), lambda: _encode(request, reader.encoder, reader.template)
         )

@@ -37,14 +37,14 @@ class LiveWhatIf:
             num_blocks=cache.num_blocks, block_size=cache.block_size, budget=budget
         )
         self._fingerprint: Fingerprint | None = None
-        self._seeds: dict[Domain, int] = {}
+        self._seeds: dict[tuple[Domain, bytes | None], int] = {}
 
     def on_used(self, path: UsedPath) -> None:
         """Take note of what a request used.
 
         O(tokens) in numpy, at a few nanoseconds each, and O(sampled blocks) in Python.
         """
-        self._serve(path.fingerprint)
+        self._serve(path.fingerprint.of_model)
         size = self._cache.block_size
         # Who leaves nothing behind still uses what it finds.
         num_used = path.num_computed_tokens if path.access.write else path.num_cached_tokens
@@ -75,7 +75,8 @@ class LiveWhatIf:
             self._fingerprint = fingerprint
 
     def _seed(self, domain: Domain, fingerprint: Fingerprint) -> int:
-        seed = self._seeds.get(domain)
+        place = (domain, fingerprint.adapter)
+        seed = self._seeds.get(place)
         if seed is None:
             if len(self._seeds) >= _MAX_SEEDS:
                 self._seeds.clear()
@@ -83,7 +84,7 @@ class LiveWhatIf:
             # secret, so that no client can tell which of its blocks are sampled.
             audience = Audience(kind=AudienceKind.OWN, domain=domain)
             key = self._cache.keys.key_of(audience, root_content(fingerprint))
-            seed = self._seeds[domain] = int.from_bytes(key[:8], "little")
+            seed = self._seeds[place] = int.from_bytes(key[:8], "little")
         return seed
 
     def check_invariants(self) -> None:
