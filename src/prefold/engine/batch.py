@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from prefold.blocks.table import BlockCopy, BlockIds, TokenIds
+from prefold.engine.sequence_content import SliceContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class SequenceSlice:
         start: Positions before it whose KV is in the sequence's blocks already.
         block_ids: The sequence's blocks from position 0; they cover the slice.
         num_logits: For how many of the last tokens the logits are wanted.
+        content: What positions have besides token ids; None if nothing.
     """
 
     token_ids: TokenIds = field(repr=False)
     start: int
     block_ids: BlockIds
     num_logits: int
+    content: SliceContent | None = None
 
     @property
     def num_tokens(self) -> int:

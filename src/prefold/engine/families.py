@@ -16,7 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from prefold.blocks.layout import LayerShape
 from prefold.engine.attention import AttentionCall
@@ -65,16 +69,31 @@ def check_config(config: PreTrainedConfig) -> None:
             _refuse(name, _REFUSED[model_type])
     if config.is_encoder_decoder:
         _refuse(name, "it has an encoder")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    mapping = MODEL_FOR_CAUSAL_LM_MAPPING
+    if takes_images(config):
+        mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in mapping:
         _refuse(name, "transformers has no causal language model of this type")
     # The mapping is lazy, and typed as if it held strings.
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[assignment]
+    model_class: type[PreTrainedModel] = mapping[type(config)]  # type: ignore[assignment]
     if not model_class._supports_attention_backend:  # noqa: SLF001 -- has no public name
         _refuse(name, "transformers does not let its attention be replaced")
     layer_types = text_config.to_dict().get("layer_types") or ()
     unknown = sorted(set(layer_types) - _KNOWN_LAYER_TYPES)
     if unknown:
         _refuse(name, f"it has layers of the kind {', '.join(unknown)}")
+
+
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Tell whether a model has an image tower beside its decoder."""
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def auto_class_of(
+    config: PreTrainedConfig,
+) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """Return the class that loads a model with all its parts."""
+    return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
 class RecordingSite:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from prefold.blocks.table import TokenIds
 from prefold.engine.admission import check_capacity
 from prefold.engine.config import ModelLimits, RequestOptions
 from prefold.engine.detokenizer import Detokenizer, TextStream
+from prefold.engine.mixed_prompt import MixedPrompt, PromptEmbeds
 from prefold.engine.parts import EngineParts
 from prefold.engine.prompt import Prompt, encode_prompt
+from prefold.engine.prompt_mixer import ImagePrompt, PromptMixer
+from prefold.engine.read_prompt import ReadPrompt, read_mixed
 from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import PromptLogprobs
+from prefold.errors import RequestError
 from prefold.identity.domain import Domain
 
 
@@ -33,31 +36,50 @@ class Intake:
         tokenizer = parts.tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
 
-    def read(self, prompt: Prompt) -> TokenIds:
-        """Return a prompt's token ids.
+    def read(self, prompt: Prompt) -> ReadPrompt:
+        """Return what a prompt's positions hold.
 
         Raises:
-            RequestError: As ``encode_prompt``.
+            RequestError: As ``encode_prompt``, or its images or embeddings cannot be used.
         """
-        return encode_prompt(prompt, self._parts.tokenizer, self._limits)
+        encoder = self._parts.tokenizer
+        if isinstance(prompt, ImagePrompt):
+            encode = None if encoder is None else encoder.encode
+            prompt = self._mixer().mix_images(prompt, encode)
+        elif isinstance(prompt, PromptEmbeds):
+            prompt = self._mixer().mix_embeds(prompt)
+        if isinstance(prompt, MixedPrompt):
+            return read_mixed(prompt, self._parts.cache.keys.contents, self._limits)
+        return ReadPrompt(token_ids=encode_prompt(prompt, encoder, self._limits))
+
+    def _mixer(self) -> PromptMixer:
+        if self._parts.mixer is None:
+            raise RequestError("this engine takes token ids only")
+        return self._parts.mixer
 
     def fit(
-        self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
+        self, prompt: ReadPrompt, params: SamplingParams | None, domain: Domain
     ) -> int:
         """Return how many tokens the reply may have; none where it is not wanted.
 
         Raises:
-            RequestError: The memory can never hold it.
+            RequestError: The memory can never hold it, or it wants what there is not.
         """
-        room = self._limits.max_model_len - len(token_ids)
+        room = self._limits.max_model_len - len(prompt)
         max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self._parts.cache, domain, len(token_ids), max_tokens)
+        check_capacity(self._parts.cache, domain, len(prompt), max_tokens)
+        wants_logprobs = params is not None and params.prompt_logprobs is not None
+        if wants_logprobs and prompt.content is not None:
+            raise RequestError(
+                "images and embeddings are no tokens with a probability; leave "
+                "prompt_logprobs out"
+            )
         return max_tokens
 
     def open(
         self,
         arrival: int,
-        token_ids: TokenIds,
+        prompt: ReadPrompt,
         params: SamplingParams,
         max_tokens: int,
         options: RequestOptions,
@@ -67,9 +89,9 @@ class Intake:
         Raises:
             RequestError: A bias is for a token outside the vocabulary.
         """
-        parts = self._parts
+        parts, token_ids = self._parts, prompt.token_ids
         sampler_state = parts.sampler.start(
-            params, token_ids, fallback_seed=parts.entropy()
+            params, token_ids[token_ids >= 0], fallback_seed=parts.entropy()
         )
         sequence = Sequence(
             request_id_of(arrival),
@@ -79,6 +101,7 @@ class Intake:
             fingerprint=parts.fingerprint,
             options=options,
         )
+        sequence.content = prompt.content
         if params.prompt_logprobs is not None:
             known = PromptLogprobs(len(token_ids), self._sidecar_width)
             sequence.prompt_logprobs = known

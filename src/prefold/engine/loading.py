@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,8 +26,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from prefold.blocks.layout import KvLayout, LayerShape
 from prefold.engine.attention import ATTENTION_NAME, attend_to_site
+from prefold.engine.attention_parts import attention_by_part, set_attention
 from prefold.engine.experts import EXPERTS_NAME, run_experts
-from prefold.engine.families import check_config, record_attention
+from prefold.engine.families import auto_class_of, check_config, record_attention
 from prefold.engine.native import choose_attention
 from prefold.engine.rotary import fix_rotary
 from prefold.engine.row_layers import replace_layers
@@ -135,20 +135,20 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
     if not is_local and (Path(source).exists() or source.startswith((".", "/", "~"))):
         raise ConfigError(f"{source} is not a directory with a model")
     hint = "" if is_local else ", as a directory or from the hub"
-    with _reading(f"no model can be read from {source}{hint}"):
+    with reading(f"no model can be read from {source}{hint}"):
         config = AutoConfig.from_pretrained(source, local_files_only=is_local)
     check_config(config)
     max_model_len = resolve_max_model_len(config, options)
     tokenizer = load_tokenizer(source)
     _register()
-    with _reading(f"the weights of {source} cannot be read"):
+    with reading(f"the weights of {source} cannot be read"):
         loaded: tuple[PreTrainedModel, dict[str, set[str]]]
         # Typed as the model alone, but with ``output_loading_info`` it is a pair.
-        loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
+        loaded = auto_class_of(config).from_pretrained(  # type: ignore[assignment]
             source,
             local_files_only=is_local,
             dtype=options.dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_by_part(config, ATTENTION_NAME),
             experts_implementation=EXPERTS_NAME,
             output_loading_info=True,
         )
@@ -172,7 +172,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It cannot be read.
     """
-    with _reading(f"the model {source} has no tokenizer that can be read"):
+    with reading(f"the model {source} has no tokenizer that can be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=Path(source).is_dir()
         )
@@ -194,7 +194,7 @@ def prepare_model(
         torch.set_num_threads(options.num_threads)
     _register()
     model.train(mode=False).requires_grad_(requires_grad=False)
-    model.set_attn_implementation(ATTENTION_NAME)
+    set_attention(model, ATTENTION_NAME)
     model.set_experts_implementation(EXPERTS_NAME)
     num_positions = max_model_len + options.position_offset
     fix_rotary(model, num_positions, model.dtype)
@@ -267,7 +267,12 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 @contextmanager
-def _reading(what_failed: str) -> Iterator[None]:
+def reading(what_failed: str) -> Iterator[None]:
+    """Turn what reading foreign files raises into one sentence.
+
+    Raises:
+        ConfigError: ``what_failed``, and the first line of the reason.
+    """
     try:
         yield
     except _READ_ERRORS as exc:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 import torch
 
+from prefold.engine.image_limits import ImageLimits
 from prefold.engine.loading import LoadOptions
 from prefold.errors import ConfigError
 from prefold.eviction.quota import NO_QUOTAS, QuotaSettings
@@ -39,6 +40,7 @@ class ModelArguments(TypedDict, total=False):
     eviction_policy: str
     quotas: QuotaSettings
     attention: str | None
+    image_limits: ImageLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class ModelSettings:
         quotas: What is whose of the blocks.
         attention: ``"cpu"``, the compiled kernel, or ``"reference"``; None for what the
             environment's ``PREFOLD_ATTENTION`` says, or the fastest there is.
+        image_limits: How many images a request may have, and how large.
         rehash: Read the weights again instead of trusting a remembered digest.
 
     Raises:
@@ -79,6 +82,7 @@ class ModelSettings:
     eviction_policy: str = DEFAULT_POLICY
     quotas: QuotaSettings = NO_QUOTAS
     attention: str | None = None
+    image_limits: ImageLimits = field(default_factory=ImageLimits)
     rehash: bool = False
 
     def __post_init__(self) -> None:

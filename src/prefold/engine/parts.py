@@ -13,6 +13,7 @@ from prefold.cache import PrefixCache
 from prefold.engine.batch import Runner
 from prefold.engine.kv_store import KvStore
 from prefold.engine.model_settings import ModelSettings
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.sampler import Sampler
 from prefold.identity.fingerprint import Fingerprint
 
@@ -43,6 +44,7 @@ class EngineParts:
     Attributes:
         fingerprint: Of the model behind ``runner``; what is cached is filed under it.
         tokenizer: For prompts and replies as text; None allows token ids only.
+        mixer: For prompts with images or embeddings; None allows none.
         origin: Of the model; None for one that cannot be loaded again.
         clock: Seconds, never decreasing.
         entropy: Seeds for requests that name none.
@@ -53,6 +55,7 @@ class EngineParts:
     sampler: Sampler
     fingerprint: Fingerprint
     tokenizer: PreTrainedTokenizerBase | None = None
+    mixer: PromptMixer | None = None
     origin: ModelOrigin | None = None
     clock: Callable[[], float] = time.monotonic
     entropy: Callable[[], int] = _random_seed

@@ -20,6 +20,7 @@ from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.cache import APPROVING, Access, Lease, Lookup, MissReason
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
+from prefold.engine.sequence_content import SequenceContent
 from prefold.engine.sidecar import PromptLogprobs
 from prefold.engine.waiting import Wait
 from prefold.errors import InvariantError
@@ -51,6 +52,7 @@ class Sequence:
         num_cached: Prompt tokens it did not compute itself, up to its first preemption.
         counts_hits: Whether ``num_cached`` still counts.
         is_started: Whether it was advanced since it was last admitted.
+        content: What its prompt has besides tokens; None if nothing.
         prompt_logprobs: Of its prompt, if its client wants them.
         lookup: What its tokens would hit, as of the tree's version and the limit in
             ``lookup_version``.
@@ -63,6 +65,7 @@ class Sequence:
     __slots__ = (
         "_buffer",
         "arrival",
+        "content",
         "counts_hits",
         "fingerprint",
         "is_started",
@@ -101,6 +104,7 @@ class Sequence:
         self.arrival = arrival
         self.fingerprint = fingerprint
         self.options = options
+        self.content: SequenceContent | None = None
         self.prompt_logprobs: PromptLogprobs | None = None
         self.state = SequenceState.QUEUED
         self.num_prompt_tokens = len(prompt)
@@ -238,6 +242,7 @@ class Sequence:
             fingerprint=self.fingerprint,
             options=self.options,
         )
+        twin.content = self.content
         if self.prompt_logprobs is not None:
             twin.prompt_logprobs = self.prompt_logprobs.copy()
         twin._buffer[: self.num_tokens] = self.tokens
