@@ -130,6 +130,7 @@ def _assemble(name: str, settings: ModelSettings, progress: SetupProgress) -> As
         sampler=Sampler(loaded.vocab_size),
         fingerprint=model.fingerprint,
         tokenizer=loaded.tokenizer,
+        mixer=model.mixer,
         origin=ModelOrigin(source=name, settings=settings, store=store),
         adapter_host=loaded.adapter_host,
     )

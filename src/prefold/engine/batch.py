@@ -16,6 +16,7 @@ import torch
 
 from prefold.blocks.table import BlockCopy, BlockIds, TokenIds
 from prefold.engine.adapter import Adapter
+from prefold.engine.sequence_content import SliceContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class SequenceSlice:
         num_logits: For how many of the last tokens the logits are wanted.
         adapter: What its tokens pass; None for the model as it is.
         adapted_from: The first position that passes it.
+        content: What positions have besides token ids; None if nothing.
     """
 
     token_ids: TokenIds = field(repr=False)
@@ -37,6 +39,7 @@ class SequenceSlice:
     num_logits: int
     adapter: Adapter | None = None
     adapted_from: int = 0
+    content: SliceContent | None = None
 
     @property
     def num_tokens(self) -> int:

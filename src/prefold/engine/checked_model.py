@@ -18,10 +18,12 @@ from prefold.engine.fingerprinting import KvFormat, build_fingerprint
 from prefold.engine.loading import LoadedModel, check_model_name, load_model
 from prefold.engine.model_settings import ModelSettings, kv_dtype_of, load_options
 from prefold.engine.numerics import Numerics, read_numerics
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.row_probe import Exactness, probe_rows
 from prefold.engine.self_check import CheckMemory, ensure_checked
 from prefold.engine.step_attention import order_for
 from prefold.engine.user_dirs import state_dir
+from prefold.engine.vision_loading import make_mixer
 from prefold.engine.weights_digest import digest_weights, find_weight_files, stamp_weights
 from prefold.errors import ConfigError
 from prefold.identity.fingerprint import Fingerprint
@@ -35,6 +37,7 @@ class CheckedModel:
     """A model that may be served, and what was found out about it."""
 
     loaded: LoadedModel
+    mixer: PromptMixer
     layout: KvLayout
     numerics: Numerics
     exactness: Exactness
@@ -87,6 +90,7 @@ def check_model(
     )
     return CheckedModel(
         loaded=loaded,
+        mixer=make_mixer(loaded, name, settings.image_limits),
         layout=layout,
         numerics=numerics,
         exactness=exactness,

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Self, Unpack
 
-from prefold.blocks.table import TokenIds
 from prefold.cache import Approval, ApprovalId, ApprovalTerms, Lookup, Receipt
 from prefold.engine import arguments
 from prefold.engine.adapter_shelf import AdapterShelf
@@ -36,6 +35,7 @@ from prefold.engine.prepared_model import (
     prepare_template,
 )
 from prefold.engine.prompt import Prompt
+from prefold.engine.read_prompt import ReadPrompt
 from prefold.engine.reception import Reception
 from prefold.engine.request import FinishReason, RequestId, RequestOutput, SamplingParams
 from prefold.engine.revocation import Revoker
@@ -242,12 +242,10 @@ class Engine:
         arguments.check_prompts("warm", prompts)
         encoded = [self._intake.read(prompt) for prompt in prompts]
         submit = partial(self._submit, params=_GREEDY, options=options, has_reply=False)
-        for output in self._joint_run.run(partial(submit, ids) for ids in encoded):
+        for output in self._joint_run.run(partial(submit, each) for each in encoded):
             if output.error is not None:
                 raise CapacityError(output.error)
-        return [
-            self.lookup(token_ids, options=options).num_hit_tokens for token_ids in encoded
-        ]
+        return [self._lookup(prompt, options).num_hit_tokens for prompt in encoded]
 
     def lookup(self, prompt: Prompt, *, options: RequestOptions = _PLAIN_OPTIONS) -> Lookup:
         """Return what a prompt would hit at this moment. Has no effect.
@@ -256,10 +254,7 @@ class Engine:
             RequestError: The prompt could not be served.
         """
         arguments.check_options(options)
-        token_ids = self._intake.read(prompt)
-        filed = self._intake.file(token_ids, options.adapter)
-        domain, access = options.domain, options.access
-        return self.cache.lookup(filed.fingerprint, domain, filed.tokens, access=access)
+        return self._lookup(self._intake.read(prompt), options)
 
     # -- sharing -------------------------------------------------------------------
 
@@ -282,8 +277,8 @@ class Engine:
         """
         terms = ApprovalTerms(label=label, pinned=pinned, ttl_s=ttl_s)
         options = RequestOptions(domain=domain, approval=terms)
-        token_ids = self._intake.read(prompt)
-        submit = partial(self._submit, token_ids, _GREEDY, options, has_reply=False)
+        read = self._intake.read(prompt)
+        submit = partial(self._submit, read, _GREEDY, options, has_reply=False)
         [output] = self._joint_run.run([submit])
         if output.approval is None:
             raise CapacityError(output.error or "it was aborted before it was computed")
@@ -380,9 +375,14 @@ class Engine:
         self._intake = Intake(parts, prepared.limits, self._sidecar.width, self.adapters)
         return self._intake
 
+    def _lookup(self, prompt: ReadPrompt, options: RequestOptions) -> Lookup:
+        filed = self._intake.file(prompt, options.adapter)
+        domain, access = options.domain, options.access
+        return self.cache.lookup(filed.fingerprint, domain, filed.tokens, access=access)
+
     def _submit(
         self,
-        token_ids: TokenIds,
+        prompt: ReadPrompt,
         params: SamplingParams,
         options: RequestOptions,
         *,
@@ -390,7 +390,7 @@ class Engine:
     ) -> RequestId:
         self._check_open()
         return self._reception.submit(
-            self._intake, token_ids, params, options, has_reply=has_reply
+            self._intake, prompt, params, options, has_reply=has_reply
         )
 
     def _check_open(self) -> None:

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from prefold.blocks.layout import LayerShape
 from prefold.engine.attention import AttentionCall
@@ -71,10 +75,13 @@ def check_config(config: PreTrainedConfig) -> None:
             _refuse(name, _REFUSED[model_type])
     if config.is_encoder_decoder:
         _refuse(name, "it has an encoder")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    mapping = MODEL_FOR_CAUSAL_LM_MAPPING
+    if takes_images(config):
+        mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in mapping:
         _refuse(name, "transformers has no causal language model of this type")
     # The mapping is lazy, and typed as if it held strings.
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[assignment]
+    model_class: type[PreTrainedModel] = mapping[type(config)]  # type: ignore[assignment]
     if model_class._is_stateful:  # noqa: SLF001 -- as below
         _refuse(name, _STATE)
     if not model_class._supports_attention_backend:  # noqa: SLF001 -- has no public name
@@ -93,6 +100,18 @@ def _check_cache(name: str, text_config: PreTrainedConfig) -> None:
     if unknown:
         found = " and a ".join(unknown)
         _refuse(name, f"{_STATE} (its cache has a {found})")
+
+
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Tell whether a model has an image tower beside its decoder."""
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def auto_class_of(
+    config: PreTrainedConfig,
+) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """Return the class that loads a model with all its parts."""
+    return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
 class RecordingSite:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prefold.blocks.table import TokenIds
 from prefold.engine.activation import FiledPrompt, file_prompt
 from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.admission import check_capacity
 from prefold.engine.config import ModelLimits, RequestOptions
 from prefold.engine.detokenizer import Detokenizer, TextStream
+from prefold.engine.mixed_prompt import MixedPrompt, PromptEmbeds
 from prefold.engine.parts import EngineParts
 from prefold.engine.prompt import Prompt, encode_prompt
+from prefold.engine.prompt_mixer import ImagePrompt, PromptMixer
+from prefold.engine.read_prompt import ReadPrompt, read_mixed
 from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.sequence import Sequence
 from prefold.engine.sidecar import PromptLogprobs
+from prefold.errors import RequestError
 from prefold.identity.domain import Domain
 
 
@@ -45,47 +48,71 @@ class Intake:
         tokenizer = parts.tokenizer
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
 
-    def read(self, prompt: Prompt) -> TokenIds:
-        """Return a prompt's token ids.
+    def read(self, prompt: Prompt) -> ReadPrompt:
+        """Return what a prompt's positions hold.
 
         Raises:
-            RequestError: As ``encode_prompt``.
+            RequestError: As ``encode_prompt``, or its images or embeddings cannot be used.
         """
-        return encode_prompt(prompt, self._parts.tokenizer, self._limits)
+        encoder = self._parts.tokenizer
+        if isinstance(prompt, ImagePrompt):
+            encode = None if encoder is None else encoder.encode
+            prompt = self._mixer().mix_images(prompt, encode)
+        elif isinstance(prompt, PromptEmbeds):
+            prompt = self._mixer().mix_embeds(prompt)
+        if isinstance(prompt, MixedPrompt):
+            return read_mixed(prompt, self._parts.cache.keys.contents, self._limits)
+        return ReadPrompt(token_ids=encode_prompt(prompt, encoder, self._limits))
 
-    def file(self, token_ids: TokenIds, adapter: str | None) -> FiledPrompt:
+    def _mixer(self) -> PromptMixer:
+        if self._parts.mixer is None:
+            raise RequestError("this engine takes token ids only")
+        return self._parts.mixer
+
+    def file(self, prompt: ReadPrompt, adapter: str | None) -> FiledPrompt:
         """Return what a prompt with an adapter of that name, or none, is filed under.
 
         Raises:
             UnknownAdapterError: There is none of that name.
+            RequestError: It sets in at certain tokens, and not all positions hold tokens.
         """
         model = self._parts.fingerprint
         if adapter is None:
-            return FiledPrompt(fingerprint=model, tokens=token_ids)
+            return FiledPrompt(fingerprint=model, tokens=prompt.token_ids)
+        chosen = self._adapters.get(adapter)
+        if prompt.content is not None and chosen.invocation is not None:
+            raise RequestError(
+                "an adapter that is activated by tokens takes text alone; send no images "
+                "or embeddings with it"
+            )
         return file_prompt(
-            token_ids,
-            self._adapters.get(adapter),
+            prompt.token_ids,
+            chosen,
             self._adapters.fingerprint_of(model, adapter),
             self._parts.cache.keys.contents,
         )
 
-    def fit(
-        self, token_ids: TokenIds, params: SamplingParams | None, domain: Domain
-    ) -> int:
+    def fit(self, prompt: ReadPrompt, params: SamplingParams | None, domain: Domain) -> int:
         """Return how many tokens the reply may have; none where it is not wanted.
 
         Raises:
-            RequestError: The memory can never hold it.
+            RequestError: The memory can never hold it, or it wants what there is not.
         """
-        room = self._limits.max_model_len - len(token_ids)
+        room = self._limits.max_model_len - len(prompt)
         max_tokens = 0 if params is None else min(params.max_tokens, room)
-        check_capacity(self._parts.cache, domain, len(token_ids), max_tokens)
+        check_capacity(self._parts.cache, domain, len(prompt), max_tokens)
+        wants_logprobs = params is not None and params.prompt_logprobs is not None
+        if wants_logprobs and prompt.content is not None:
+            raise RequestError(
+                "images and embeddings are no tokens with a probability; leave "
+                "prompt_logprobs out"
+            )
         return max_tokens
 
     def open(
         self,
         arrival: int,
-        token_ids: TokenIds,
+        prompt: ReadPrompt,
         params: SamplingParams,
         max_tokens: int,
         options: RequestOptions,
@@ -96,10 +123,10 @@ class Intake:
             RequestError: A bias is for a token outside the vocabulary.
             UnknownAdapterError: There is none of that name.
         """
-        parts = self._parts
-        filed = self.file(token_ids, options.adapter)
+        parts, token_ids = self._parts, prompt.token_ids
+        filed = self.file(prompt, options.adapter)
         sampler_state = parts.sampler.start(
-            params, token_ids, fallback_seed=parts.entropy()
+            params, token_ids[token_ids >= 0], fallback_seed=parts.entropy()
         )
         sequence = Sequence(
             request_id_of(arrival),
@@ -109,6 +136,7 @@ class Intake:
             fingerprint=filed.fingerprint,
             options=options,
         )
+        sequence.content = prompt.content
         if filed.adapter is not None:
             sequence.adapt(filed.adapter, filed.adapted_from, filed.item)
         if params.prompt_logprobs is not None:

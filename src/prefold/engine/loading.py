@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,8 +28,14 @@ from prefold.blocks.layout import KvLayout, LayerShape
 from prefold.engine.adapter import AdapterHost
 from prefold.engine.adapter_targets import LinearShape, recorded_targets
 from prefold.engine.attention import ATTENTION_NAME, attend_to_site
+from prefold.engine.attention_parts import attention_by_part, set_attention
 from prefold.engine.experts import EXPERTS_NAME, run_experts
-from prefold.engine.families import NUM_RECORDED_ROWS, check_config, record_attention
+from prefold.engine.families import (
+    NUM_RECORDED_ROWS,
+    auto_class_of,
+    check_config,
+    record_attention,
+)
 from prefold.engine.native import choose_attention
 from prefold.engine.quantization import scale_itemsize
 from prefold.engine.rotary import fix_rotary
@@ -146,20 +151,20 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> LoadedMode
     if not is_local and (Path(source).exists() or source.startswith((".", "/", "~"))):
         raise ConfigError(f"{source} is not a directory with a model")
     hint = "" if is_local else ", as a directory or from the hub"
-    with _reading(f"no model can be read from {source}{hint}"):
+    with reading(f"no model can be read from {source}{hint}"):
         config = AutoConfig.from_pretrained(source, local_files_only=is_local)
     check_config(config)
     max_model_len = resolve_max_model_len(config, options)
     tokenizer = load_tokenizer(source)
     _register()
-    with _reading(f"the weights of {source} cannot be read"):
+    with reading(f"the weights of {source} cannot be read"):
         loaded: tuple[PreTrainedModel, dict[str, set[str]]]
         # Typed as the model alone, but with ``output_loading_info`` it is a pair.
-        loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
+        loaded = auto_class_of(config).from_pretrained(  # type: ignore[assignment]
             source,
             local_files_only=is_local,
             dtype=options.dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_by_part(config, ATTENTION_NAME),
             experts_implementation=EXPERTS_NAME,
             output_loading_info=True,
         )
@@ -183,7 +188,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It cannot be read.
     """
-    with _reading(f"the model {source} has no tokenizer that can be read"):
+    with reading(f"the model {source} has no tokenizer that can be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=Path(source).is_dir()
         )
@@ -205,7 +210,7 @@ def prepare_model(
         torch.set_num_threads(options.num_threads)
     _register()
     model.train(mode=False).requires_grad_(requires_grad=False)
-    model.set_attn_implementation(ATTENTION_NAME)
+    set_attention(model, ATTENTION_NAME)
     model.set_experts_implementation(EXPERTS_NAME)
     num_positions = max_model_len + options.position_offset
     fix_rotary(model, num_positions, model.dtype)
@@ -280,7 +285,12 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 @contextmanager
-def _reading(what_failed: str) -> Iterator[None]:
+def reading(what_failed: str) -> Iterator[None]:
+    """Turn what reading foreign files raises into one sentence.
+
+    Raises:
+        ConfigError: ``what_failed``, and the first line of the reason.
+    """
     try:
         yield
     except _READ_ERRORS as exc:

@@ -23,6 +23,7 @@ from prefold.engine.adapter_hooks import AdapterHooks, find_adapted_rows
 from prefold.engine.batch import StepPlan
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel
+from prefold.engine.model_inputs import InputRows
 from prefold.engine.step_attention import attention_over
 from prefold.errors import InvariantError
 
@@ -74,17 +75,13 @@ class ModelRunner:
         self._store.copy_blocks(plan.copies)
         num_tokens = sum(piece.num_tokens for piece in plan.slices)
         num_rows = _padded(num_tokens, self._row_multiple)
-        token_ids = np.zeros(num_rows, dtype=np.int64)
-        positions = np.zeros(num_rows, dtype=np.int64)
+        rows = InputRows(plan.slices, num_rows, self._loaded.position_offset)
         wanted = []
         row = 0
         for piece in plan.slices:
             end = row + piece.num_tokens
-            token_ids[row:end] = piece.token_ids
-            positions[row:end] = np.arange(piece.start, piece.end)
             wanted.append(np.arange(end - piece.num_logits, end))
             row = end
-        positions[:num_tokens] += self._loaded.position_offset
         logit_rows = np.concatenate(wanted)
         head_rows = np.zeros(_padded(len(logit_rows), self._row_multiple), dtype=np.int64)
         head_rows[: len(logit_rows)] = logit_rows
@@ -92,8 +89,7 @@ class ModelRunner:
         device = self._store.device
         with self._adapters.over(find_adapted_rows(plan.slices)):
             output = self._loaded.model(
-                input_ids=torch.from_numpy(token_ids).to(device)[None],
-                position_ids=torch.from_numpy(positions).to(device)[None],
+                **rows.keywords(self._loaded.model, device),
                 use_cache=False,
                 logits_to_keep=torch.from_numpy(head_rows).to(device),
                 attention_site=attention,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypedDict
 
 import torch
 
+from prefold.engine.image_limits import ImageLimits
 from prefold.engine.loading import LoadOptions
 from prefold.engine.quantization import QUANTIZED
 from prefold.errors import ConfigError
@@ -41,6 +42,7 @@ class ModelArguments(TypedDict, total=False):
     eviction_policy: str
     quotas: QuotaSettings
     attention: str | None
+    image_limits: ImageLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class ModelSettings:
         quotas: What is whose of the blocks.
         attention: ``"cpu"``, the compiled kernel, or ``"reference"``; None for what the
             environment's ``PREFOLD_ATTENTION`` says, or the fastest there is.
+        image_limits: How many images a request may have, and how large.
         rehash: Read the weights again instead of trusting a remembered digest.
 
     Raises:
@@ -81,6 +84,7 @@ class ModelSettings:
     eviction_policy: str = DEFAULT_POLICY
     quotas: QuotaSettings = NO_QUOTAS
     attention: str | None = None
+    image_limits: ImageLimits = field(default_factory=ImageLimits)
     rehash: bool = False
 
     def __post_init__(self) -> None:

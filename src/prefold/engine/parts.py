@@ -14,6 +14,7 @@ from prefold.engine.adapter import AdapterHost
 from prefold.engine.batch import Runner
 from prefold.engine.kv_store import KvStore
 from prefold.engine.model_settings import ModelSettings
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.sampler import Sampler
 from prefold.identity.fingerprint import Fingerprint
 
@@ -44,6 +45,7 @@ class EngineParts:
     Attributes:
         fingerprint: Of the model behind ``runner``; what is cached is filed under it.
         tokenizer: For prompts and replies as text; None allows token ids only.
+        mixer: For prompts with images or embeddings; None allows none.
         origin: Of the model; None for one that cannot be loaded again.
         adapter_host: What the model offers to adapters; None for one that takes none.
         clock: Seconds, never decreasing.
@@ -55,6 +57,7 @@ class EngineParts:
     sampler: Sampler
     fingerprint: Fingerprint
     tokenizer: PreTrainedTokenizerBase | None = None
+    mixer: PromptMixer | None = None
     origin: ModelOrigin | None = None
     adapter_host: AdapterHost | None = None
     clock: Callable[[], float] = time.monotonic

@@ -89,6 +89,7 @@ def prepare_swap(
             sampler=Sampler(loaded.vocab_size),
             fingerprint=model.fingerprint,
             tokenizer=loaded.tokenizer,
+            mixer=model.mixer,
             origin=ModelOrigin(source=source, settings=settings, store=store),
             adapter_host=loaded.adapter_host,
         ),

@@ -10,10 +10,15 @@ import numpy.typing as npt
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.engine.config import ModelLimits
+from prefold.engine.mixed_prompt import MixedPrompt, PromptEmbeds
+from prefold.engine.prompt_mixer import ImagePrompt
 from prefold.errors import RequestError
 
 #: Text, or token ids.
-Prompt = str | Sequence[int] | npt.NDArray[np.integer]
+PlainPrompt = str | Sequence[int] | npt.NDArray[np.integer]
+
+#: The same, or with images or embeddings.
+Prompt = PlainPrompt | ImagePrompt | PromptEmbeds | MixedPrompt
 
 
 class TextEncoder(Protocol):
@@ -36,7 +41,7 @@ TEMPLATE_FAULTS = (
 
 
 def encode_prompt(
-    prompt: Prompt, encoder: TextEncoder | None, limits: ModelLimits
+    prompt: PlainPrompt, encoder: TextEncoder | None, limits: ModelLimits
 ) -> TokenIds:
     """Return a new array with a prompt's token ids.
 
@@ -51,6 +56,15 @@ def encode_prompt(
         token_ids = np.array(encoder.encode(prompt), dtype=TOKEN_DTYPE)
     else:
         token_ids = _from_ids(prompt)
+    return check_ids(token_ids, limits)
+
+
+def check_ids(token_ids: TokenIds, limits: ModelLimits) -> TokenIds:
+    """Return token ids that can be served.
+
+    Raises:
+        RequestError: As ``encode_prompt``.
+    """
     if len(token_ids) == 0:
         raise RequestError("the prompt is empty; it needs at least one token")
     # A reply has at least one token.

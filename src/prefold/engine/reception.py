@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from prefold.blocks.table import TokenIds
 from prefold.engine import arguments
 from prefold.engine.admission import (
     check_approval,
@@ -12,6 +11,7 @@ from prefold.engine.admission import (
 )
 from prefold.engine.config import RequestOptions, SchedulerConfig
 from prefold.engine.intake import Intake, request_id_of
+from prefold.engine.read_prompt import ReadPrompt
 from prefold.engine.reply import Reply
 from prefold.engine.request import RequestId, SamplingParams
 from prefold.engine.scheduler import Scheduler
@@ -42,7 +42,7 @@ class Reception:
     def submit(
         self,
         intake: Intake,
-        token_ids: TokenIds,
+        prompt: ReadPrompt,
         params: SamplingParams,
         options: RequestOptions,
         *,
@@ -57,22 +57,26 @@ class Reception:
         arguments.check_types(params, options)
         if options.approval is not None:
             has_reply = False
-            filed = intake.file(token_ids, options.adapter)
+            if prompt.content is not None:
+                raise RequestError(
+                    "a prefix with images or embeddings cannot be approved; approve the "
+                    "text before them"
+                )
+            filed = intake.file(prompt, options.adapter)
             if filed.item is not None:
                 raise RequestError(
                     "what an adapter adds in the middle of a prompt cannot be approved; "
                     "approve what is before it, for the model itself"
                 )
-            check_approval(
-                self._stepper.parts.cache,
-                filed.fingerprint,
-                options.domain,
-                token_ids,
+            ids, terms, cache = (
+                prompt.token_ids,
                 options.approval,
+                self._stepper.parts.cache,
             )
-        max_tokens = intake.fit(token_ids, params if has_reply else None, options.domain)
+            check_approval(cache, filed.fingerprint, options.domain, ids, terms)
+        max_tokens = intake.fit(prompt, params if has_reply else None, options.domain)
         check_queue(len(self._scheduler.queue), 1, self._config)
-        reply = intake.open(self._next_arrival(), token_ids, params, max_tokens, options)
+        reply = intake.open(self._next_arrival(), prompt, params, max_tokens, options)
         request_id = reply.sequence.request_id
         with self._stepper.unbroken():
             self._scheduler.add(reply.sequence)

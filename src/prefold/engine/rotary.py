@@ -6,6 +6,9 @@ so a long neighbour would change a short sequence's keys. Asking the module once
 all positions a sequence may have, makes it choose by the longest possible sequence; the
 answers are kept and looked up from then on. That also makes a row's values independent
 of the batch they are computed in.
+
+Some models count positions along several axes, and each number of a row follows one of
+them. Which one is found by moving along one axis at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import inspect
 import torch
 from torch import nn
 
+from prefold.engine.attention_parts import tower_modules
 from prefold.errors import ConfigError
 
 
@@ -51,6 +55,7 @@ class TabulatedRotary(nn.Module):
                 )
             self._tables[layer_type] = tuple(table[0] for table in tables)
             self._is_single = isinstance(answer, torch.Tensor)
+        self._axis_of = _find_axes(rotary, states)
 
     def forward(
         self,
@@ -58,17 +63,24 @@ class TabulatedRotary(nn.Module):
         position_ids: torch.Tensor,
         layer_type: str | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        found = tuple(table[position_ids] for table in self._tables[layer_type])
+        tables = self._tables[layer_type]
+        if position_ids.ndim == 3:
+            position_ids = position_ids[self._axis_of].permute(1, 2, 0)
+            columns = torch.arange(len(self._axis_of), device=position_ids.device)
+            found = tuple(table[position_ids, columns] for table in tables)
+        else:
+            found = tuple(table[position_ids] for table in tables)
         return found[0] if self._is_single else found
 
 
 @torch.inference_mode()
 def fix_rotary(model: nn.Module, num_positions: int, dtype: torch.dtype) -> int:
-    """Replace a model's rotary modules in place; return how many there were."""
+    """Replace a decoder's rotary modules in place; return how many there were."""
+    others = tower_modules(model)
     found = [
         (parent, name, child)
         for parent in model.modules()
-        if not isinstance(parent, TabulatedRotary)
+        if parent not in others and not isinstance(parent, TabulatedRotary)
         for name, child in parent.named_children()
         if type(child).__name__.endswith("RotaryEmbedding")
     ]
@@ -80,6 +92,22 @@ def fix_rotary(model: nn.Module, num_positions: int, dtype: torch.dtype) -> int:
             tabulated[id(child)] = TabulatedRotary(child, states, num_positions)
         parent.register_module(name, tabulated[id(child)])
     return len(tabulated)
+
+
+def _find_axes(rotary: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """Return which axis each number of a row follows; nothing if there is only one."""
+    sections = vars(rotary).get("mrope_section")
+    if sections is None:
+        return torch.zeros(0, dtype=torch.long)
+    start = torch.zeros(len(sections), 1, 1, dtype=torch.long, device=states.device)
+    there = rotary(states, start)
+    axis_of = torch.zeros(there[0].shape[-1], dtype=torch.long, device=states.device)
+    for axis in range(len(sections)):
+        moved = start.clone()
+        moved[axis] = 1
+        for now, before in zip(rotary(states, moved), there, strict=True):
+            axis_of[(now != before)[0, 0]] = axis
+    return axis_of
 
 
 def _layer_types(rotary: nn.Module) -> list[str | None]:

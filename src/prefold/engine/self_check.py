@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from prefold.engine.attention import ATTENTION_NAME
+from prefold.engine.attention_parts import set_attention
 from prefold.engine.batch import SequenceSlice, StepPlan
 from prefold.engine.digest_memory import replace_file
 from prefold.engine.kv_store import KvStore
@@ -36,7 +37,7 @@ _MAX_PASSED = 100
 _MAX_BYTES = 100_000
 
 #: Allowed difference, as a share of the largest logit (at least of 1).
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 class CheckMemory:
@@ -80,7 +81,7 @@ def ensure_checked(loaded: LoadedModel, fingerprint: bytes, memory: CheckMemory)
     if memory.has_passed(fingerprint):
         return False
     difference = measure_difference(loaded)
-    limit = _TOLERANCE[loaded.dtype]
+    limit = TOLERANCE[loaded.dtype]
     if not difference <= limit:  # a NaN is not below it either
         raise ConfigError(
             f"models of type {loaded.model.config.model_type} cannot be served: its"
@@ -171,5 +172,5 @@ def _run_eager(
             )
             results.append(output.logits[0].float())
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        set_attention(model, ATTENTION_NAME)
     return results

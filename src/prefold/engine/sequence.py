@@ -23,6 +23,7 @@ from prefold.engine.activation import number_tokens
 from prefold.engine.adapter import Adapter
 from prefold.engine.config import RequestOptions
 from prefold.engine.request import RequestId
+from prefold.engine.sequence_content import SequenceContent
 from prefold.engine.sidecar import PromptLogprobs
 from prefold.engine.waiting import Wait
 from prefold.errors import InvariantError
@@ -54,6 +55,7 @@ class Sequence:
         num_cached: Prompt tokens it did not compute itself, up to its first preemption.
         counts_hits: Whether ``num_cached`` still counts.
         is_started: Whether it was advanced since it was last admitted.
+        content: What its prompt has besides tokens; None if nothing.
         prompt_logprobs: Of its prompt, if its client wants them.
         adapter: What its tokens pass, the version of its submission; None for the model
             as it is.
@@ -73,6 +75,7 @@ class Sequence:
         "adapted_from",
         "adapter",
         "arrival",
+        "content",
         "counts_hits",
         "fingerprint",
         "is_started",
@@ -117,6 +120,7 @@ class Sequence:
         self.adapter: Adapter | None = None
         self.adapted_from = 0
         self.item: ContentItem | None = None
+        self.content: SequenceContent | None = None
         self.prompt_logprobs: PromptLogprobs | None = None
         self.state = SequenceState.QUEUED
         self.num_prompt_tokens = len(prompt)
@@ -273,6 +277,7 @@ class Sequence:
             fingerprint=self.fingerprint,
             options=self.options,
         )
+        twin.content = self.content
         if self.prompt_logprobs is not None:
             twin.prompt_logprobs = self.prompt_logprobs.copy()
         twin._buffer[: self.num_tokens] = self._buffer[: self.num_tokens]

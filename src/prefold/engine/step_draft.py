@@ -89,9 +89,11 @@ class StepDraft:
                 is_sampled=end == sequence.num_tokens and sequence.wants_token,
             )
             advances.append(advance)
+            token_ids = sequence.token_ids(start, end)
+            content = sequence.content
             slices.append(
                 SequenceSlice(
-                    token_ids=sequence.token_ids(start, end),
+                    token_ids=token_ids,
                     start=start,
                     block_ids=lease.block_ids[: num_blocks_for(end, self._block_size)],
                     num_logits=sequence.num_logits(
@@ -99,6 +101,7 @@ class StepDraft:
                     ),
                     adapter=sequence.adapter,
                     adapted_from=sequence.adapted_from,
+                    content=None if content is None else content.cut(token_ids, start, end),
                 )
             )
         return ScheduledStep(

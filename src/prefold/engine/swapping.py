@@ -42,6 +42,10 @@ _NOT_APPROVED = (
     "the model or its chat template was replaced before the prefix was approved; send the "
     "request again"
 )
+_OTHER_CONTENTS = (
+    "the model was replaced by one to which the prompt's images or embeddings mean "
+    "something else; send the request again"
+)
 _REPLACED = "the model was replaced before the reply was complete; send the request again"
 
 
@@ -259,6 +263,8 @@ class Swapper:
                 continue
             reply = self._stepper.replies[sequence.request_id]
             why = _misfit(sequence, prepared, other_ids=other_ids)
+            if sequence.content is not None and set(new.diff(old)) - _NO_MATTER:
+                why = _OTHER_CONTENTS
             if why is None:
                 intake.renew(reply)
             else:

@@ -1,0 +1,254 @@
+"""Vision model: images for one model, from pixels to the vectors of its positions.
+
+::
+
+    text, files -> pixels -> processor: placeholders written out, patches, grid
+                                 |
+                 prompt: token ids, a span of each image's digest, positions
+                                 |
+    step        -> the image tower, one image alone, only if some of its positions miss
+
+An image's digest is that of its pixels, its mode and palette, everything the processor
+was told and what it made of the size. What the tower gives for it therefore depends on
+nothing else: not on the other images, nor on the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from prefold.blocks.table import TOKEN_DTYPE, TokenIds
+from prefold.engine.image_limits import ImageLimits
+from prefold.engine.image_processors import ImageHalf
+from prefold.engine.images import DecodedImage, read_images
+from prefold.engine.mixed_prompt import ContentSource, MixedPrompt
+from prefold.engine.prompt_mixer import EncodeText
+from prefold.errors import RequestError
+from prefold.identity.content import ContentSpan
+from prefold.identity.encoding import Field, digest
+
+#: What processors raise for images they cannot use, such as ones that are far too long.
+_PROCESSOR_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+#: The keyword of a grid of patches; ``get_rope_index`` takes it.
+_GRID = "image_grid_thw"
+
+
+class TowerImage:
+    """One image's vectors, computed when they are first needed.
+
+    Attributes:
+        inputs: Of the tower; given up once the vectors are there.
+    """
+
+    __slots__ = ("_model", "_rows", "inputs")
+
+    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._model = model
+        self.inputs = inputs
+        self._rows: torch.Tensor | None = None
+
+    def rows(self) -> torch.Tensor:
+        if self._rows is None:
+            self._rows = run_tower(self._model, self.inputs)
+            self.inputs = {}
+        return self._rows
+
+
+@torch.inference_mode()
+def run_tower(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the vectors of one image, ``[positions, hidden]``."""
+    features = _tower_of(model)(
+        **{name: value.to(model.device) for name, value in inputs.items()}
+    )
+    pooled: torch.Tensor | Sequence[torch.Tensor] = vars(features)["pooler_output"]
+    parts = [pooled] if isinstance(pooled, torch.Tensor) else list(pooled)
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _tower_of(model: PreTrainedModel) -> Callable[..., object]:
+    # A module's attributes are tensors or modules, mypy believes.
+    return model.get_image_features  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Prepared:
+    """One image, ready for the tower.
+
+    Attributes:
+        text: What takes the place of its placeholder.
+        inputs: Of the tower.
+    """
+
+    digest: bytes
+    text: str = field(repr=False)
+    inputs: Mapping[str, torch.Tensor] = field(repr=False)
+
+
+class VisionModel:
+    """Reads the images of one model. May be used by several threads.
+
+    Args:
+        model: On its device; its tower is run by the engine's thread.
+        processor: The model's own.
+        limits: Of a request's images.
+    """
+
+    __slots__ = ("_keywords", "_limits", "_lock", "_model", "_options", "_processor")
+
+    def __init__(
+        self, model: PreTrainedModel, processor: ImageHalf, limits: ImageLimits
+    ) -> None:
+        self._model = model
+        self._processor = processor
+        self._limits = limits
+        accepted = inspect.signature(_tower_of(model)).parameters
+        self._keywords = frozenset(accepted) - {"kwargs"}
+        self._options = digest("image-processor", _settings_of(processor))
+        # Processors are not said to be safe for several threads.
+        self._lock = threading.Lock()
+
+    @property
+    def placeholder(self) -> str:
+        return self._processor.image_token
+
+    @property
+    def token_id(self) -> int:
+        """The id of the token that stands at an image's positions."""
+        return self._processor.image_token_id
+
+    def read(self, text: str, images: Sequence[bytes], encode: EncodeText) -> MixedPrompt:
+        """Return the prompt of a text with images.
+
+        Raises:
+            RequestError: An image cannot be used, or there are as many as placeholders
+                not.
+        """
+        return self.prepare(text, read_images(images, self._limits), encode)
+
+    def prepare(
+        self, text: str, images: Sequence[DecodedImage], encode: EncodeText
+    ) -> MixedPrompt:
+        """Return the prompt of a text with decoded images.
+
+        Raises:
+            RequestError: As ``read``.
+        """
+        pieces = text.split(self.placeholder)
+        if len(pieces) - 1 != len(images):
+            raise RequestError(
+                f"the prompt has {len(pieces) - 1} image placeholders for {len(images)} "
+                "images; leave the placeholder out of texts, and give one for each image"
+            )
+        prepared = [self._prepare(image) for image in images]
+        written = [*(image.text for image in prepared), ""]
+        whole = "".join(part for pair in zip(pieces, written, strict=True) for part in pair)
+        token_ids = np.array(encode(whole), dtype=TOKEN_DTYPE)
+        lengths = [image.text.count(self.placeholder) for image in prepared]
+        spans = self._spans(token_ids, prepared, lengths)
+        sources: dict[bytes, ContentSource] = {
+            image.digest: TowerImage(self._model, image.inputs) for image in prepared
+        }
+        return MixedPrompt(
+            token_ids=token_ids,
+            spans=spans,
+            sources=sources,
+            positions=self._positions(token_ids, prepared),
+        )
+
+    def _prepare(self, image: DecodedImage) -> _Prepared:
+        try:
+            with self._lock:
+                found = self._processor.image_processor(
+                    images=[[image.as_rgb()]],
+                    return_tensors="pt",
+                    **getattr(self._processor, "images_kwargs", {}),
+                )
+                text = self._processor.replace_image_token(found, image_idx=0)
+        except _PROCESSOR_FAULTS as error:
+            raise RequestError(
+                "an image cannot be used by this model: send one of another size or shape"
+            ) from error
+        inputs = {name: found[name] for name in self._keywords if name in found}
+        shapes: tuple[Field, ...] = tuple(
+            (name, tuple(value.shape)) for name, value in sorted(inputs.items())
+        )
+        options: tuple[Field, ...] = (self._options, text, shapes)
+        return _Prepared(digest=image.digest(options), text=text, inputs=inputs)
+
+    def _spans(
+        self, token_ids: TokenIds, images: Sequence[_Prepared], lengths: Sequence[int]
+    ) -> tuple[ContentSpan, ...]:
+        places = np.flatnonzero(token_ids == self.token_id)
+        if len(places) != sum(lengths):
+            raise RequestError(
+                "the prompt's tokens have other image placeholders than its images fill; "
+                "leave the placeholder out of texts"
+            )
+        spans: list[ContentSpan] = []
+        done = 0
+        for image, length in zip(images, lengths, strict=True):
+            own = places[done : done + length]
+            done += length
+            breaks = np.flatnonzero(np.diff(own) != 1) + 1
+            offset = 0
+            for run in np.split(own, breaks):
+                start, end = int(run[0]), int(run[-1]) + 1
+                spans.append(ContentSpan(start, end, image.digest, offset))
+                offset += len(run)
+        return tuple(spans)
+
+    def _positions(
+        self, token_ids: TokenIds, images: Sequence[_Prepared]
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the positions along several axes, for models that have such."""
+        find = getattr(self._model.base_model, "get_rope_index", None)
+        if find is None:
+            return None
+        is_image = token_ids == self.token_id
+        num_runs = int(np.count_nonzero(np.diff(is_image, prepend=False) & is_image))
+        if num_runs != len(images):
+            raise RequestError(
+                "two images stand side by side without a token between them; the model's "
+                "chat template puts some there"
+            )
+        grids = [image.inputs[_GRID] for image in images]
+        positions, _ = find(
+            input_ids=torch.from_numpy(token_ids)[None],
+            mm_token_type_ids=torch.from_numpy(is_image.astype(np.int64))[None],
+            **({_GRID: torch.cat(grids)} if grids else {}),
+        )
+        found: npt.NDArray[np.int64] = positions[:, 0].cpu().numpy()
+        return found
+
+
+def _settings_of(processor: ImageHalf) -> str:
+    """Return everything that a processor is told, written down."""
+    entries = {
+        "class": type(processor).__name__,
+        "images": processor.image_processor.to_dict(),
+        "keywords": getattr(processor, "images_kwargs", {}),
+        # Such as how many positions an image fills.
+        "own": {
+            name: value
+            for name, value in vars(processor).items()
+            if isinstance(value, str | int | float | bool)
+        },
+    }
+    return json.dumps(entries, sort_keys=True, default=repr)
