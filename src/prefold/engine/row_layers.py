@@ -80,13 +80,6 @@ def fuse(model: nn.Module) -> Mapping[str, str]:
     return left
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer, replaced or not."""
-    return isinstance(module, nn.Linear) or (
-        HAS_KERNELS and isinstance(module, PackedLinear)
-    )
-
-
 def describe_linear(model: nn.Module) -> str:
     """Return the name in the numerics of how a model's linear layers multiply."""
     layers = list(model.modules())
