@@ -154,6 +154,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, help="directory of the recorded texts")
     parser.add_argument("--model", help="for the real runs; the demo model by default")
     parser.add_argument("--parts", default="rows,chats,real", help="which to run")
+    parser.add_argument("--dialogues", type=int, help="how many are run, if not 2")
     parser.add_argument("--small", action="store_true", help="little of everything")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
@@ -330,7 +331,7 @@ def _real(
         return
     model = arguments.model or str(ensure_demo_model(Silence()))
     cases = {
-        "dialogues": _dialogues(traces, sizes.dialogues),
+        "dialogues": _dialogues(traces, arguments.dialogues or sizes.dialogues),
         "few-shot": _questions(traces, sizes.questions),
     }
     for what, rows in cases.items():
