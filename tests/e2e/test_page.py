@@ -179,27 +179,6 @@ def test_it_goes_on_asking_while_it_is_seen_and_not_otherwise(view: PageOf) -> N
     view.check()
 
 
-def test_worth_is_shown_in_its_own_units(view: PageOf) -> None:
-    page = view.sign_in()
-    with view.server.admin() as admin:
-        total = admin.get("/cache/worth").json()["total"]
-    facts = dict(
-        page.locator("#worth > dl.facts > div").evaluate_all(
-            "its => its.map(it => [it.children[0].textContent, it.children[1].textContent])"
-        )
-    )
-    assert facts["requests"] == f"{total['requests']:,}"
-    assert facts["hit rate"] == f"{100 * total['hit_rate']:.1f} %"
-    # What goes by the second is no time, and times are told in a unit that fits.
-    for name in ("saved ms per s", "saved ms per GiB s", "break even per s"):
-        assert re.fullmatch(r"[\d,.]+", facts[name])
-    saved = re.fullmatch(r"([\d.]+) (ms|s)", facts["saved"])
-    assert saved is not None
-    scale = {"ms": 1, "s": 1000}[saved[2]]
-    assert float(saved[1]) * scale == pytest.approx(total["saved_ms"], rel=0.01)
-    view.check()
-
-
 # -- the tree --------------------------------------------------------------------------
 
 
