@@ -1,7 +1,8 @@
 """Tree server: a tiny model behind the real server, with a prefix tree of a given size.
 
-Half of the runs continue one run, and the others are what prompts begin with, but for some
-that branch off a deep path. Nothing computed them: the page shows what is filed, not the KV.
+Half of the runs continue one run, and the others are what prompts begin with, but for
+some that branch off a deep path. Nothing computed them: the page shows what is filed, not
+the KV.
 
 Run with a directory and a number of runs, it serves until SIGTERM comes or its standard
 input ends, and prints one JSON line about where, and how long a page of the tree keeps the

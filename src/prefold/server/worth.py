@@ -22,7 +22,7 @@ from prefold.server.worth_protocol import (
 )
 
 #: Prefixes that are looked at, from the beginnings of prompts outwards; and named.
-MAX_PREFIXES = 20_000
+MAX_PREFIXES = 4_000
 NUM_NAMED = 10
 
 

@@ -90,14 +90,20 @@ function isNested(it) {
   return it !== null && typeof it === "object";
 }
 
+/** What is counted each second, or each GiB and second, is a number with that in its name. */
+const PER = /_per(_gib)?_s$/;
+
 function words(name) {
-  return name.replace(/_(s|bytes|share)$/, "").replaceAll("_", " ");
+  const shown = PER.test(name) ? name : name.replace(/_(s|ms|bytes|share)$/, "");
+  return shown.replaceAll("_", " ").replace(" gib", " GiB");
 }
 
 function value(name, it) {
   if (it === null || it === undefined) return "–";
   if (typeof it === "boolean") return it ? "yes" : "no";
   if (typeof it !== "number") return el("bdi", {}, String(it));
+  if (PER.test(name)) return format.number(it);
+  if (name.endsWith("_ms")) return format.duration(it / 1000);
   if (name.endsWith("_bytes")) return format.bytes(it);
   if (name.endsWith("_s")) return format.duration(it);
   if (/(_share|_rate)$/.test(name) && it <= 1) return format.percent(it);

@@ -69,7 +69,9 @@ export function curve(label, points) {
   const reach = high > low ? high - low : 1;
   const most = Math.max(...points.map((point) => point.y), 0.01);
   const ceiling = Math.min(1, Math.ceil(10 * most + 0.5) / 10);
-  const atX = (x) => left + ((Math.log2(x) - low) / reach) * (width - left - right);
+  // The first share needs room beside the numbers of the axis.
+  const begin = left + 20;
+  const atX = (x) => begin + ((Math.log2(x) - low) / reach) * (width - begin - right);
   const atY = (y) => height - bottom - (y / ceiling) * (height - top - bottom);
   const grid = [0, ceiling / 2, ceiling].flatMap((y) => [
     svg("line", { class: "grid", x1: left, x2: width - right, y1: atY(y), y2: atY(y) }),
