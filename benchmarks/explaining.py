@@ -71,7 +71,7 @@ class Recording:
     def compare(self) -> int:
         """Compare the newest prompt with all others; return how many there are."""
         entry = self.journal.latest(1)[0]
-        kept = self.journal.kept_before(entry)
+        [kept] = self.journal.kept_before([entry])
         if entry.prompt is None or entry.miss is None:
             raise SystemExit("the newest prompt is not kept")
         find_divergence(entry.prompt, entry.miss, kept, lambda ids: " ".join(map(str, ids)))

@@ -70,7 +70,8 @@ def serve(journal: Journal, number: int, tokens: Sequence[int], **more: Any) -> 
 
 def texts_before(journal: Journal, number: int) -> list[str]:
     [entry] = journal.find(f"r{number}", "acme")
-    return [kept.request_id for kept in journal.kept_before(entry)]
+    [before] = journal.kept_before([entry])
+    return [kept.request_id for kept in before]
 
 
 def test_the_latest_misses_come_first_and_whole_hits_not_at_all() -> None:
@@ -96,6 +97,18 @@ def test_only_earlier_requests_of_the_same_domain_are_compared() -> None:
     serve(journal, 6, [1, 2])
     assert texts_before(journal, 5) == ["r1"]
     assert texts_before(journal, 6) == ["r5", "r1"]
+
+
+def test_many_are_compared_with_the_same_values() -> None:
+    journal = Journal()
+    for number in range(40):
+        serve(journal, number, [1, 2, number])
+    entries = journal.latest(40)
+    before = journal.kept_before(entries)
+    # A list of all misses must not take the event loop a value for each pair.
+    assert len({id(kept) for its in before for kept in its}) == 39
+    for entry, its in zip(entries, before, strict=True):
+        assert [kept.number for kept in its] == [*range(entry.number - 1, 0, -1)]
 
 
 def test_of_another_fingerprint_nothing_is_compared() -> None:
@@ -228,7 +241,7 @@ def test_nothing_here_shows_tokens() -> None:
     serve(journal, 1, [424242, 2])
     serve(journal, 2, [424242, 2])
     [entry] = journal.find("r2", "acme")
-    shown = repr(asked([424242])) + repr(entry) + repr(journal.kept_before(entry))
+    shown = repr(asked([424242])) + repr(entry) + repr(journal.kept_before([entry]))
     assert "424242" not in shown
 
 

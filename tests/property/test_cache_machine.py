@@ -31,6 +31,7 @@ from prefold.cache import (
     Everything,
     Lookup,
     MissKind,
+    MissReason,
     PrefixCache,
     Selector,
 )
@@ -50,7 +51,8 @@ ACCESSES = [
     Access(read=True, write=False),
     Access(read=False, write=True),
 ]
-ELSEWHERE = {MissKind.NEVER_SEEN, MissKind.OTHER_FINGERPRINT}
+#: Reasons that may turn into one another, in a first block, as another tree changes.
+ELSEWHERE = {MissKind.NEVER_SEEN, MissKind.DIVERGED, MissKind.OTHER_FINGERPRINT}
 SEEDS = st.integers(0, 2**32 - 1)
 NUM_MOVES = 3
 #: A token no sequence has.
@@ -344,12 +346,16 @@ class CacheMachine(RuleBasedStateMachine):
                 seen.num_matched_tokens,
                 seen.num_hit_tokens,
                 # Whether another fingerprint has it is told at the time of asking.
-                None if seen.miss.kind in ELSEWHERE else seen.miss,
+                None if self._is_elsewhere(seen.miss) else seen.miss,
                 frontier and (id(frontier.owner), frontier.num_common_tokens),
             )
             before = self.answers.get((owner, tokens))
             assert before is None or before[0] != version or before[1] == answer
             self.answers[owner, tokens] = (version, answer)
+
+    def _is_elsewhere(self, miss: MissReason) -> bool:
+        in_first = miss.at_token < self.cache.block_size
+        return in_first and miss.kind in ELSEWHERE
 
     def frontiers_are_the_running_sequences(self) -> None:
         for owner, tokens in self.past[-3:]:

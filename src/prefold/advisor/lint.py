@@ -26,7 +26,7 @@ from prefold.advisor.breakpoints import Breakpoint, explain_difference
 from prefold.advisor.prompt_log import LoggedPrompt
 from prefold.advisor.prompt_pieces import CountTokens, Pieces, cut, shared_length
 from prefold.advisor.prompt_scan import Parting, Place, PromptScan, scan_prompts
-from prefold.advisor.rewriting import Move, OneBlank, Rewriting, SortJson
+from prefold.advisor.rewriting import Move, OneBlank, Rewriting, SortJson, SortLines
 
 #: What is gained must be so much of all prompt tokens.
 MIN_GAIN = 0.01
@@ -233,8 +233,8 @@ def _remedy(
 ) -> Rewriting:
     if kind is BreakKind.REORDERED_KEYS:
         return SortJson(label=place.label, sorts_lists=False)
-    if kind is BreakKind.REORDERED_LIST:
-        return SortJson(label=place.label, sorts_lists=True)
+    if kind in (BreakKind.REORDERED_LIST, BreakKind.REORDERED_TOOLS):
+        return _sorting(prompts, sample, place)
     if kind is BreakKind.WHITE_SPACE:
         return OneBlank(label=place.label)
     texts = []
@@ -252,3 +252,26 @@ def _remedy(
         "0123456789abcdefABCDEF:.,-/_"
     )
     return Move(label=place.label, index=place.index, head=head)
+
+
+def _sorting(
+    prompts: Sequence[LoggedPrompt], sample: Sequence[Parting], place: Place
+) -> Rewriting:
+    """Return how to sort the list at a place: what lets most prompts agree further."""
+    ways = (
+        SortJson(label=place.label, sorts_lists=True),
+        SortLines(label=place.label, index=place.index),
+    )
+
+    def num_agreed(way: Rewriting) -> int:
+        return sum(
+            shared_length(
+                *(
+                    "".join(it.text for it in way.apply(prompts[number]).segments)
+                    for number in (parting.earlier, parting.later)
+                )
+            )
+            for parting in sample
+        )
+
+    return max(ways, key=num_agreed)

@@ -4,7 +4,8 @@
 |---|---|
 | what changes: a clock, an id, a text | its line or sentence goes to the prompt's end |
 | the order of JSON keys | they are sorted |
-| the order of a JSON list | it is sorted |
+| the order of a JSON list, or of tools | it is sorted |
+| the order of lines | those of its paragraph are sorted |
 | white space | a blank stands for all of it |
 """
 
@@ -89,6 +90,34 @@ class SortJson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SortLines:
+    """Sorts the lines of the paragraph around one piece of one segment.
+
+    Attributes:
+        label: The segment's.
+        index: Of the piece in the segment.
+    """
+
+    label: str
+    index: int
+
+    def apply(self, prompt: LoggedPrompt) -> LoggedPrompt:
+        """Sort them, if the prompt has that piece."""
+        for number, segment in enumerate(prompt.segments):
+            if segment.label == self.label:
+                pieces = cut(segment.text)
+                if self.index >= len(pieces):
+                    return prompt
+                place = sum(map(len, pieces[: self.index]))
+                return _with(prompt, number, _sorted_lines(segment.text, place))
+        return prompt
+
+    def describe(self) -> str:
+        """Say what to sort."""
+        return "always write the lines in one order"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneBlank:
     """Lets a blank stand for all white space between words of one segment."""
 
@@ -119,6 +148,15 @@ def _with_end(prompt: LoggedPrompt, text: str) -> LoggedPrompt:
         end = segments[-1].text + end
         segments = segments[:-1]
     return replace(prompt, segments=(*segments, Segment(label=MOVED, text=end)))
+
+
+def _sorted_lines(text: str, place: int) -> str:
+    """Return the text with the lines between the blank ones around ``place`` sorted."""
+    begin = text.rfind("\n\n", 0, place)
+    begin = 0 if begin < 0 else begin + 2
+    end = text.find("\n\n", max(place, begin))
+    end = len(text.rstrip("\n")) if end < 0 else end
+    return text[:begin] + "\n".join(sorted(text[begin:end].split("\n"))) + text[end:]
 
 
 def _sorted_text(text: str, *, sorts_lists: bool) -> str:

@@ -109,6 +109,7 @@ class _File:
         self._options = options
         self._said_size: int | None = None
         self._num_without_ids = 0
+        self._has_rows = False
         self.trace_format = options.trace_format or TraceFormat.COMPACT
 
     def requests(self) -> Iterator[RecordedRequest]:
@@ -116,6 +117,7 @@ class _File:
         first = next(rows, None)
         if first is None:
             return
+        self._has_rows = True
         self._detect(first[1])
         reader = make_row_reader(self.trace_format, self._options.block_size)
         number, row = first
@@ -163,6 +165,12 @@ class _File:
             return (
                 f"{self._path} has arrival times and lengths but no block ids; which "
                 "prompts begin alike cannot be known, so there is nothing to replay"
+            )
+        if self._problems.listed and not self._has_rows:
+            return (
+                f"{self._path} has no line that can be read; give a file with one JSON "
+                "object on each line, plain or gzip; the first problem is: "
+                f"{self._problems.listed[0].describe()}"
             )
         if self._problems.listed:
             return (

@@ -22,6 +22,9 @@ from prefold.tree.prefix_tree import PrefixTree
 #: Tombstones a tree keeps at most: explanations must not become a second cache.
 MAX_TOMBSTONES = 16_384
 
+#: With these, nothing is known of the block that was missed.
+_UNKNOWN = (MissKind.NEVER_SEEN, MissKind.DIVERGED)
+
 
 class Trees:
     """The trees of one cache, made when their fingerprint is first used."""
@@ -135,8 +138,12 @@ class Trees:
         tokens: TokenIds,
         miss: MissReason,
     ) -> MissReason:
-        """Refine "never seen" where another fingerprint's tree has the first block."""
-        if miss.kind is not MissKind.NEVER_SEEN or miss.at_token > 0:
+        """Refine the reason where another fingerprint's tree has the first block.
+
+        That it is there outranks that others begin with some of its tokens here: with one
+        template, all prompts do.
+        """
+        if miss.kind not in _UNKNOWN or miss.at_token >= self.block_size:
             return miss
         first = tokens[: self.block_size].tobytes()
         for other, tree in self._by_fingerprint.items():

@@ -205,7 +205,7 @@ class Instruments:
         )
         self.misses = self._counter(
             "prefold_misses_total",
-            "Sequences that were looked up, by why no more of their prompt hit; complete "
+            "Sequences that were admitted, by why no more of their prompt hit; complete "
             "where nothing was missed.",
             ["reason", *_TENANT],
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -235,26 +236,30 @@ class Journal:
         """Return the prompts of a tenant's latest request of that id; none if unknown."""
         return list(self._by_request.get((tenant, text), ()))
 
-    def kept_before(self, entry: Entry) -> list[Kept]:
-        """Return the earlier requests of an entry's domain and fingerprint, newest first.
+    def kept_before(self, entries: Sequence[Entry]) -> list[list[Kept]]:
+        """Return for each the earlier requests of its domain and fingerprint, newest first.
 
-        As values, to be compared on another thread. O(entries).
+        As values, to be compared on another thread; one for each request, however many
+        it is compared with. O(kept), and a slice for each of ``entries``.
         """
         self._sweep()
         now = self._clock()
-        return [
-            Kept(
-                request_id=each.request.text,
-                number=each.number,
-                at=each.at,
-                sequences=each.sequences,
-            )
-            for each in reversed(self._holding.values())
-            if each.number < entry.number
-            and each.expires_at > now
-            and each.domain == entry.domain
-            and each.fingerprint == entry.fingerprint
-        ]
+        alike: dict[tuple[Domain, Fingerprint], list[Kept]] = {}
+        for each in reversed(self._entries.values()):
+            if each.sequences and each.expires_at > now:
+                kept = Kept(
+                    request_id=each.request.text,
+                    number=each.number,
+                    at=each.at,
+                    sequences=each.sequences,
+                )
+                alike.setdefault((each.domain, each.fingerprint), []).append(kept)
+        found = []
+        for entry in entries:
+            its = alike.get((entry.domain, entry.fingerprint), [])
+            earlier = bisect_right(its, -entry.number, key=lambda kept: -kept.number)
+            found.append(its[earlier:])
+        return found
 
     # -- forgetting ----------------------------------------------------------------
 

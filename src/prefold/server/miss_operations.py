@@ -141,18 +141,12 @@ class Explainer:
     async def _compare(self, entries: Sequence[Entry]) -> dict[int, Divergence]:
         """Compare entries with what came before them; return what was found by number."""
         model = self._model()
+        # Another model may have cut the same text into other tokens.
+        its = [entry for entry in entries if entry.fingerprint.of_model == model.fingerprint]
         jobs = [
-            _Job(
-                entry=entry,
-                prompt=entry.prompt,
-                miss=entry.miss,
-                earlier=self._journal.kept_before(entry),
-            )
-            for entry in entries
-            # Another model may have cut the same text into other tokens.
-            if entry.prompt is not None
-            and entry.miss is not None
-            and entry.fingerprint.of_model == model.fingerprint
+            _Job(entry=entry, prompt=entry.prompt, miss=entry.miss, earlier=earlier)
+            for entry, earlier in zip(its, self._journal.kept_before(its), strict=True)
+            if entry.prompt is not None and entry.miss is not None
         ]
         found = await asyncio.to_thread(_work, jobs, _decoder(model)) if jobs else []
         by_number: dict[int, Divergence] = {}

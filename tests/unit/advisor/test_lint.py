@@ -116,14 +116,23 @@ def tools(number: int, shuffle: str) -> str:
     ]
     if shuffle == "keys":
         made = [dict(order.sample(sorted(it.items()), k=3)) for it in made]
-    if shuffle == "list":
+    if shuffle == "tools":
+        made = [{**it, "parameters": {"type": "object"}} for it in made]
+    if shuffle in ("list", "tools", "lines"):
         order.shuffle(made)
+    if shuffle == "lines":
+        return "".join(f"- {it['name']}: {it['description']}\n" for it in made) + "\n"
     return json.dumps(made)
 
 
 @pytest.mark.parametrize(
     ("shuffle", "kind"),
-    [("keys", BreakKind.REORDERED_KEYS), ("list", BreakKind.REORDERED_LIST)],
+    [
+        ("keys", BreakKind.REORDERED_KEYS),
+        ("list", BreakKind.REORDERED_LIST),
+        ("tools", BreakKind.REORDERED_TOOLS),
+        ("lines", BreakKind.REORDERED_LIST),
+    ],
 )
 def test_reordered_tools_are_named(shuffle: str, kind: BreakKind) -> None:
     prompts = [

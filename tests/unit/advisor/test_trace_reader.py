@@ -410,3 +410,13 @@ def test_a_block_size_that_cannot_be_told(tmp_path: Path) -> None:
 def test_shapes_are_compared_by_what_is_shared() -> None:
     assert shape_of([[5, 6], [5, 7]]) == shape_of([[1, 2], [1, 9]])
     assert shape_of([[5, 6], [5, 7]]) != shape_of([[5, 6], [4, 7]])
+
+
+@pytest.mark.parametrize("text", ["[{}]\n", "{\n}\n", "no JSON\n"])
+def test_a_file_of_another_kind_is_refused_by_what_a_trace_is(
+    text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match="one JSON object on each line"):
+        read_trace(path)

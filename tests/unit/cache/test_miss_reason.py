@@ -133,6 +133,34 @@ def test_another_fingerprint_is_told_with_the_fields_that_differ() -> None:
     assert stranger.kind is MissKind.NEVER_SEEN
 
 
+@pytest.mark.parametrize("num_common", [0, 3, B - 1])
+def test_another_fingerprint_outranks_a_common_beginning(num_common: int) -> None:
+    driver = CacheDriver(block_size=B)
+    begin = numbered(num_common)
+    prompts = [[*begin, *numbered(2 * B, seed)] for seed in (100, 200)]
+    for prompt in prompts:
+        driver.serve(prompt)
+    driver.fingerprint = make_fingerprint(block_size=B, chat_template=b"another")
+    for prompt in prompts:
+        miss = driver.lookup(prompt).miss
+        assert miss.kind is MissKind.OTHER_FINGERPRINT
+        assert miss.differing_fields == ("chat_template",)
+        driver.serve(prompt)
+    # What only begins like them was never anywhere.
+    other = driver.lookup([*begin, *numbered(2 * B, 300)]).miss.kind
+    assert other is (MissKind.DIVERGED if num_common else MissKind.NEVER_SEEN)
+
+
+def test_a_whole_first_block_that_hits_is_under_this_fingerprint() -> None:
+    driver = CacheDriver(block_size=B)
+    one, other = ([*numbered(B), *numbered(2 * B, seed)] for seed in (100, 200))
+    driver.serve(one)
+    driver.serve(other)
+    driver.fingerprint = make_fingerprint(block_size=B, chat_template=b"another")
+    driver.serve(one)
+    assert driver.lookup(other).miss == MissReason(kind=MissKind.DIVERGED, at_token=B)
+
+
 @pytest.mark.parametrize("kind", MissKind)
 def test_every_reason_is_a_sentence(kind: MissKind) -> None:
     text = MissReason(kind=kind, at_token=3, differing_fields=("adapter",)).describe()
