@@ -15,7 +15,8 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``batch`` | the step plan, and the seam for a runner |
 | ``model_runner``, ``attention``, ``kv_store`` | a plan in, logits out |
 | ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
-| ``packing``, ``packed_linear``, ``packed_experts`` | the compiled ones |
+| ``packing``, ``packed_linear``, ``packed_experts``, ``row_norm`` | the compiled ones |
+| ``fusion``, ``fused_mlp``, ``fused_layer`` | several of them in one call |
 | ``panels``, ``panel_weight`` | the weights they read |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """
