@@ -17,7 +17,8 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``quantization`` | KV as whole numbers with scales |
 | ``families``, ``row_probe``, ``row_tails``, ``self_check`` | which models, and how exact |
 | ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
-| ``packing``, ``packed_linear``, ``packed_experts`` | the compiled ones |
+| ``packing``, ``packed_linear``, ``packed_experts``, ``row_norm`` | the compiled ones |
+| ``fusion``, ``fused_mlp``, ``fused_layer`` | several of them in one call |
 | ``panels``, ``panel_weight`` | the weights they read |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """

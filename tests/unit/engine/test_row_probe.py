@@ -89,6 +89,23 @@ def test_padding_stays_where_rows_differ_without_it() -> None:
     assert found.row_multiple == 16
 
 
+@pytest.mark.skipif(not HAS_KERNELS, reason="the kernels were not built")
+def test_a_layer_that_is_uneven_only_when_fused_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load(make_llama())
+    layer = loaded.model.model.layers[0]
+    fused = vars(layer)["forward"]
+
+    def uneven(*arguments: object, **keywords: object) -> torch.Tensor:
+        result: torch.Tensor = fused(*arguments, **keywords)
+        is_by_part = bool(layer.mlp.up_proj._forward_hooks)
+        return result + 1e-3 * (result.shape[1] == 301 and not is_by_part)
+
+    monkeypatch.setitem(vars(layer), "forward", uneven)
+    assert probe_rows(loaded).row_multiple == 16
+
+
 def test_the_first_module_that_differs_is_named() -> None:
     loaded = load(make_llama())
     mlp = loaded.model.model.layers[0].mlp
