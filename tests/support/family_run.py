@@ -12,7 +12,7 @@ from prefold.engine.config import SchedulerConfig
 from prefold.engine.loading import LoadedModel
 from prefold.engine.request import RequestOutput
 from prefold.engine.row_layers import describe_linear
-from prefold.engine.row_probe import probe_rows
+from prefold.engine.row_probe import Exactness, probe_rows
 from support.families import TINY, Family, tiny_model
 from support.tiny_engines import COLD, TinyEngine, are_equal_outputs, greedy
 
@@ -83,13 +83,12 @@ def run_family(family: Family) -> FamilyResult:
     )
 
 
-def is_identical(loaded: LoadedModel, kv_dtype: torch.dtype) -> bool:
+def is_identical(loaded: LoadedModel, exactness: Exactness, kv_dtype: torch.dtype) -> bool:
     """Tell whether cache on equals cache off and other cuts, bit for bit.
 
     Raises:
         AssertionError: The cache did not find what it had to.
     """
-    exactness = probe_rows(loaded)
     wide, narrow = (
         TinyEngine(
             loaded,
