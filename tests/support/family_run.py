@@ -67,14 +67,15 @@ class FamilyResult:
 
 def run_family(family: Family) -> FamilyResult:
     """Run a family's tiny model in every precision."""
-    by_dtype: dict[torch.dtype, LoadedModel] = {}
+    by_dtype: dict[torch.dtype, tuple[LoadedModel, Exactness]] = {}
     identical = {}
     for precision in PRECISIONS:
         if precision.dtype not in by_dtype:
-            by_dtype[precision.dtype] = tiny_model(family.model_type, dtype=precision.dtype)
-        loaded = by_dtype[precision.dtype]
-        identical[precision.name] = is_identical(loaded, precision.kv_dtype)
-    plain = by_dtype[torch.float32]
+            made = tiny_model(family.model_type, dtype=precision.dtype)
+            by_dtype[precision.dtype] = made, probe_rows(made)
+        loaded, exactness = by_dtype[precision.dtype]
+        identical[precision.name] = is_identical(loaded, exactness, precision.kv_dtype)
+    plain, _ = by_dtype[torch.float32]
     implementation = describe_linear(plain.model).split("-")[0]
     return FamilyResult(
         attention=plain.attention,
