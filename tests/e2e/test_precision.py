@@ -81,7 +81,6 @@ def reference(source: Path) -> LoadedModel:
         ("float16", "float16", None),
         ("float32", "int8", None),
         ("float32", "int8", "reference"),
-        ("bfloat16", "int8", None),
     ],
 )
 def test_verify_finds_no_bit_that_differs(

@@ -12,7 +12,7 @@ from prefold.engine.config import SchedulerConfig
 from prefold.engine.loading import LoadedModel
 from prefold.engine.request import RequestOutput
 from prefold.engine.row_layers import describe_linear
-from prefold.engine.row_probe import probe_rows
+from prefold.engine.row_probe import Exactness, probe_rows
 from support.families import TINY, Family, tiny_model
 from support.tiny_engines import COLD, TinyEngine, are_equal_outputs, greedy
 
@@ -67,14 +67,15 @@ class FamilyResult:
 
 def run_family(family: Family) -> FamilyResult:
     """Run a family's tiny model in every precision."""
-    by_dtype: dict[torch.dtype, LoadedModel] = {}
+    by_dtype: dict[torch.dtype, tuple[LoadedModel, Exactness]] = {}
     identical = {}
     for precision in PRECISIONS:
         if precision.dtype not in by_dtype:
-            by_dtype[precision.dtype] = tiny_model(family.model_type, dtype=precision.dtype)
-        loaded = by_dtype[precision.dtype]
-        identical[precision.name] = is_identical(loaded, precision.kv_dtype)
-    plain = by_dtype[torch.float32]
+            made = tiny_model(family.model_type, dtype=precision.dtype)
+            by_dtype[precision.dtype] = made, probe_rows(made)
+        loaded, exactness = by_dtype[precision.dtype]
+        identical[precision.name] = is_identical(loaded, exactness, precision.kv_dtype)
+    plain, _ = by_dtype[torch.float32]
     implementation = describe_linear(plain.model).split("-")[0]
     return FamilyResult(
         attention=plain.attention,
@@ -83,13 +84,12 @@ def run_family(family: Family) -> FamilyResult:
     )
 
 
-def is_identical(loaded: LoadedModel, kv_dtype: torch.dtype) -> bool:
+def is_identical(loaded: LoadedModel, exactness: Exactness, kv_dtype: torch.dtype) -> bool:
     """Tell whether cache on equals cache off and other cuts, bit for bit.
 
     Raises:
         AssertionError: The cache did not find what it had to.
     """
-    exactness = probe_rows(loaded)
     wide, narrow = (
         TinyEngine(
             loaded,
