@@ -48,7 +48,9 @@ PUBLIC = [
 #: Their bodies name something that has to be there.
 NAMING = frozenset({"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin"})
 ADMIN = [
+    "DELETE /adapters/{name}",
     "DELETE /domains/{path}",
+    "GET /adapters",
     "GET /cache/approvals",
     "GET /cache/explain/{request_id}",
     "GET /cache/figures",
@@ -65,6 +67,7 @@ ADMIN = [
     "GET /metrics",
     "GET /queue",
     "GET /requests/{request_id}/timing",
+    "POST /adapters",
     "POST /cache/approve",
     "POST /cache/invalidate",
     "POST /cache/lookup",

@@ -14,6 +14,7 @@
 | ``generate`` | the command of that name |
 | ``keys``, ``keys_app`` | API keys of tenants; import no torch either |
 | ``admin`` and ``admin_*`` | a client of a running server's admin plane; no torch |
+| ``adapters_app`` | the same, for its LoRA adapters |
 | ``misses_app``, ``miss_tables`` | the same, for why requests missed |
 | ``durations`` | durations as they are typed |
 | ``demo`` and ``demo_*`` | the tour |
