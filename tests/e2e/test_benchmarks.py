@@ -248,3 +248,17 @@ def test_advice_is_timed_on_made_up_traffic() -> None:
     assert rows["verdict"].startswith("It ")
     assert chats["breakers"] == ["the clock's seconds (99%)"]
     assert report["passed"]
+
+
+def test_adapters_are_held_against_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    out = _run(
+        "adapters.py", "--model", str(model), "--rounds", "1", "--prefix", "64", "--json"
+    )
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    assert (report["adapters"], report["rows"], report["cached_tokens"]) == (8, 16, 64)
+    for name in ("decode_step", "prefill", "warm_ttft"):
+        assert min(report[name].values()) > 0

@@ -46,7 +46,9 @@ PUBLIC = [
     "POST /v1/completions",
 ]
 #: Their bodies name something that has to be there.
-NAMING = frozenset({"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin"})
+NAMING = frozenset(
+    {"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin", "POST /adapters"}
+)
 ADMIN = [
     "DELETE /adapters/{name}",
     "DELETE /domains/{path}",

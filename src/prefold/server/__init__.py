@@ -20,7 +20,7 @@ Roughly from the outside in:
 | ``page``, ``ui/`` | the page's own files |
 | ``runs*``, ``figures`` | what it shows of the tree and of this moment |
 | ``adapter_admin`` | the routes that load and unload adapters |
-| ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
+| ``metrics``, ``instruments``, ``known_names``, ``snapshot`` | figures for Prometheus |
 | ``what_if*`` | what other cache sizes would do |
 | ``hits``, ``timings``, ``recent``, ``observer`` | where they come from |
 | ``worth``, ``worth_*`` | what caching saves and holds, and whether it pays |
