@@ -48,7 +48,7 @@ def resolve_config(options: ServeOptions) -> PrefoldConfig:
         model=_model(config.model, options),
         cache=_cache(config.cache, options),
         server=_server(config.server, options),
-        adapters={**config.adapters, **dict(map(_adapter, options.adapters))},
+        adapters={**config.adapters, **dict(map(_adapter, options.adapters or ()))},
     )
 
 

@@ -35,4 +35,4 @@ class ServeOptions:
     position_offset: int | None
     rehash: bool
     as_json: bool
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[str, ...] | None = None
