@@ -113,7 +113,7 @@ class Bench:
 
     def decode_seconds(self, *, num_steps: int, is_mixed: bool) -> float:
         """Return seconds of a decode step of the whole batch, on average."""
-        self.submit_batch(length=32, max_tokens=num_steps + 2, is_mixed=is_mixed)
+        self.submit_batch(length=8, max_tokens=num_steps + 2, is_mixed=is_mixed)
         num_begun = 0
         while num_begun < NUM_ROWS:
             self.engine.step()
@@ -175,8 +175,8 @@ def measure(model: str | None, num_rounds: int, prefix_tokens: int) -> dict[str,
             num_rounds,
         ),
         "prefill": median_ratio(
-            lambda: bench.prefill_seconds(length=64, is_mixed=True),
-            lambda: bench.prefill_seconds(length=64, is_mixed=False),
+            lambda: bench.prefill_seconds(length=32, is_mixed=True),
+            lambda: bench.prefill_seconds(length=32, is_mixed=False),
             num_rounds,
         ),
         "warm_ttft": median_ratio(

@@ -297,6 +297,15 @@ def test_operators_warm_and_look_up_for_an_adapter(
             assert looked.json()["prompts"][0]["hit_tokens"] == row["hit_tokens"] > 0
             assert (await clients.ask("one"))[1] == row["hit_tokens"]
             assert (await clients.ask("model"))[1] == 0
+            runs = (await clients.admin.get("/cache/runs")).json()["runs"]
+            answers = [
+                await clients.admin.post(
+                    f"/cache/runs/{run['id']}/approve", json={"label": str(index)}
+                )
+                for index, run in enumerate(runs)
+            ]
+            # The model's own can be shared, an adapter's not.
+            assert {answer.status_code for answer in answers} == {200, 409}
             lost = {"prompt": TEXT, "adapter": "two"}
             assert_error(await clients.admin.post("/cache/warm", json=lost), 404)
 

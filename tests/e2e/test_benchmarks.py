@@ -286,3 +286,17 @@ def test_precisions_are_compared_with_float32(
     # Heads of 12 numbers: 48 bytes, 24, or 12 and a scale.
     assert [round(row["tokens_ratio"], 2) for row in rows[:4]] == [1, 2, 2, 3]
     assert set(report["decode_share_of_float32"]) == {"bfloat16", "float16", "int8"}
+
+
+def test_adapters_are_held_against_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    out = _run(
+        "adapters.py", "--model", str(model), "--rounds", "1", "--prefix", "64", "--json"
+    )
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    assert (report["adapters"], report["rows"], report["cached_tokens"]) == (8, 16, 64)
+    for name in ("decode_step", "prefill", "warm_ttft"):
+        assert min(report[name].values()) > 0

@@ -46,9 +46,13 @@ PUBLIC = [
     "POST /v1/completions",
 ]
 #: Their bodies name something that has to be there.
-NAMING = frozenset({"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin"})
+NAMING = frozenset(
+    {"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin", "POST /adapters"}
+)
 ADMIN = [
+    "DELETE /adapters/{name}",
     "DELETE /domains/{path}",
+    "GET /adapters",
     "GET /cache/approvals",
     "GET /cache/explain/{request_id}",
     "GET /cache/figures",
@@ -65,6 +69,7 @@ ADMIN = [
     "GET /metrics",
     "GET /queue",
     "GET /requests/{request_id}/timing",
+    "POST /adapters",
     "POST /cache/approve",
     "POST /cache/invalidate",
     "POST /cache/lookup",

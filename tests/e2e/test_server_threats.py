@@ -573,6 +573,7 @@ _CROOKED = [
     "/cache/reset",
     "/model/swap",
     "/model/reload-template",
+    "/adapters",
     "/queue",
     "/requests/x/timing",
 ]
@@ -621,6 +622,7 @@ _POSTS = {
         "/cache/reset",
         "/model/swap",
         "/model/reload-template",
+        "/adapters",
     ],
 }
 

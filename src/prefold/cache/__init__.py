@@ -15,6 +15,7 @@
 | ``selector`` | what to invalidate, and the receipt |
 | ``reach``, ``invalidation`` | what a selector covers, and the call itself |
 | ``keys`` | block keys of live blocks |
+| ``adapted`` | what adapters have beside the model's own |
 | ``contents`` | what stands in token arrays for images and embeddings |
 | ``listing`` | the cached runs as values |
 | ``pins`` | what no eviction takes |

@@ -15,6 +15,7 @@
 | ``generate`` | the command of that name |
 | ``keys``, ``keys_app`` | API keys of tenants; import no torch either |
 | ``admin`` and ``admin_*`` | a client of a running server's admin plane; no torch |
+| ``adapters_app`` | the same, for its LoRA adapters |
 | ``misses_app``, ``miss_tables`` | the same, for why requests missed |
 | ``runs_app`` | the same, for single runs and their pins |
 | ``durations`` | durations as they are typed |

@@ -20,5 +20,9 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``packing``, ``packed_linear``, ``packed_experts``, ``row_norm`` | the compiled ones |
 | ``fusion``, ``fused_mlp``, ``fused_layer`` | several of them in one call |
 | ``panels``, ``panel_weight`` | the weights they read |
+| ``adapter_shelf``, ``async_adapters``, ``adapter_name`` | LoRA adapters by name |
+| ``adapter``, ``adapter_hooks``, ``low_rank`` | their layers, beside the model's |
+| ``adapter_loading`` and other ``adapter_*`` | their files, and what fits a model |
+| ``activation`` | adapters that set in somewhere in a prompt |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """

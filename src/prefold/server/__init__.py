@@ -19,11 +19,12 @@ Roughly from the outside in:
 | ``replies``, ``chat_reply``, ``completion_reply``, ``logprobs`` | its answer |
 | ``page``, ``ui/`` | the page's own files |
 | ``runs*``, ``figures`` | what it shows of the tree and of this moment |
-| ``metrics``, ``instruments``, ``snapshot`` | figures for Prometheus |
+| ``adapter_admin`` | the routes that load and unload adapters |
+| ``metrics``, ``instruments``, ``known_names``, ``snapshot`` | figures for Prometheus |
 | ``what_if*`` | what other cache sizes would do |
 | ``hits``, ``timings``, ``recent``, ``observer`` | where they come from |
 | ``worth``, ``worth_*`` | what caching saves and holds, and whether it pays |
 | ``credentials``, ``keys``, ``key_records``, ``limits`` | who may come in, how much |
 | ``grants``, ``permits`` | whose KV a call may use, and until when it may begin |
-| ``config``, ``config_file``, ``served_model`` | what is served, and how |
+| ``config``, ``config_*``, ``served_model`` | what is served, and how |
 """

@@ -189,6 +189,11 @@ class Instruments:
             "ones never reached the engine, and count once a request.",
             ["outcome"],
         )
+        self.adapter_requests = self._counter(
+            "prefold_adapter_requests_total",
+            "Of those that reached the engine, the ones with an adapter, by its name.",
+            ["adapter"],
+        )
         self.prompt_tokens = self._counter(
             "prefold_prompt_tokens_total", "Prompt tokens of sequences that ended.", _TENANT
         )

@@ -24,6 +24,7 @@ from prefold.eviction.cost import PrefillCost, num_pairs
 from prefold.server.hits import hit_class
 from prefold.server.instruments import OTHER, Instruments, Outcome
 from prefold.server.journal import Journal
+from prefold.server.known_names import KnownNames
 from prefold.server.observer import AskedPrompt, ExchangeId, Plane
 from prefold.server.recent import RecentHits
 from prefold.server.snapshot import EngineSnapshot
@@ -76,6 +77,7 @@ class Metrics:
         self.what_if = what_if
         self._tenants = frozenset(tenants.values())
         self._instruments = Instruments(tenants)
+        self._adapters = KnownNames(OTHER)
         self._cost = cost
         self._block_size = block_size
         # Hits that came before the cost was known: tokens, and pairs of one with another
@@ -109,6 +111,9 @@ class Metrics:
         """Note that a sequence ended."""
         outcome = _OUTCOMES[output.finish_reason]
         self._instruments.requests.labels(outcome=outcome.value).inc()
+        if options.adapter is not None:
+            label = self._adapters.label(options.adapter)
+            self._instruments.adapter_requests.labels(adapter=label).inc()
         if not _is_plausible(output.usage):
             self._note_error()
             return

@@ -246,6 +246,13 @@ async def approve(
             code="domain_not_allowed",
         )
     fingerprint = content.fingerprint
+    if fingerprint.adapter is not None or content.token_ids.min() < 0:
+        raise HttpError(
+            409,
+            "this run is an adapter's, and only the model's own can be approved; approve "
+            "the text, for the model",
+            code="run_is_of_adapter",
+        )
     asked = ApproveRequest(
         domain=path, label=request.label, pinned=request.pinned, ttl_s=request.ttl_s
     )

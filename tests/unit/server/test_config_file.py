@@ -376,3 +376,26 @@ def _written(default: float | str) -> str:
     if isinstance(default, str):
         return f'"{default}"'
     return f"{default:_}" if default >= 10_000 else str(default)
+
+
+def test_adapters_are_read_by_name_below_the_file(path: Path) -> None:
+    config = _load(path, '[adapters]\none = "a/one"\n"acme/two.1" = "/b"\n')
+    wanted = {"one": path.parent / "a" / "one", "acme/two.1": Path("/b")}
+    assert config.adapters == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[[adapters]]\n", "one section"),
+        ("[adapters]\none = 1\n", "a path in quotes"),
+        ('[adapters]\none.two = "x"\n', "dots in quotes"),
+        ('[adapters]\n"a b" = "x"\n', "an adapter's name"),
+        ('[adapters]\none = ""\n', "path"),
+        ('[[tenants]]\nname = "acme"\nadapters = ["a b"]\n', "an adapter's name"),
+        ('[[tenants]]\nname = "acme"\nadapters = "one"\n', "a list of texts"),
+    ],
+)
+def test_senseless_adapters_are_refused(path: Path, text: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        _load(path, text)
