@@ -19,6 +19,7 @@ from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.model_runner import ModelRunner
 from prefold.engine.parts import EngineParts
 from prefold.engine.prompt import Prompt
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.request import RequestOutput, SamplingParams
 from prefold.engine.row_probe import probe_rows
 from prefold.engine.sampler import Sampler
@@ -82,6 +83,7 @@ class TinyEngine(Engine):
         scheduler: SchedulerConfig | None = None,
         has_tokenizer: bool = False,
         policy: str = DEFAULT_POLICY,
+        mixer: PromptMixer | None = None,
     ) -> None:
         self.store = make_store(loaded, num_blocks, block_size)
         self.runner = WatchedRunner(ModelRunner(loaded, self.store))
@@ -98,6 +100,7 @@ class TinyEngine(Engine):
                 sampler=Sampler(loaded.vocab_size),
                 fingerprint=self.fingerprint,
                 tokenizer=loaded.tokenizer if has_tokenizer else None,
+                mixer=mixer,
             ),
             EngineConfig(
                 limits=limits_of(loaded), scheduler=scheduler or SchedulerConfig()

@@ -125,8 +125,7 @@ def read_image(file: bytes, limits: ImageLimits) -> DecodedImage:
             f"an image may have {limits.max_pixels / 1e6:g} million pixels; send it smaller"
         )
     try:
-        if getattr(picture, "n_frames", 1) != 1:
-            raise RequestError(_UNREADABLE)
+        _check_still(picture)
         picture.load()
         upright = _turn(picture)
         return DecodedImage(picture=upright, pixels=np.array(upright))
@@ -134,6 +133,11 @@ def read_image(file: bytes, limits: ImageLimits) -> DecodedImage:
         raise
     except _FAULTS as error:
         raise RequestError(_UNREADABLE) from error
+
+
+def _check_still(picture: Image.Image) -> None:
+    if getattr(picture, "n_frames", 1) != 1:
+        raise RequestError(_UNREADABLE)
 
 
 def _turn(picture: Image.Image) -> Image.Image:

@@ -57,9 +57,7 @@ class Intake:
             raise RequestError("this engine takes token ids only")
         return self._parts.mixer
 
-    def fit(
-        self, prompt: ReadPrompt, params: SamplingParams | None, domain: Domain
-    ) -> int:
+    def fit(self, prompt: ReadPrompt, params: SamplingParams | None, domain: Domain) -> int:
         """Return how many tokens the reply may have; none where it is not wanted.
 
         Raises:

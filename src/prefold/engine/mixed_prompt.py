@@ -172,4 +172,3 @@ def _tokens_beside(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-

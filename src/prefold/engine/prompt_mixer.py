@@ -103,7 +103,9 @@ class PromptMixer:
         text: object = prompt.text
         files: Sequence[object] = prompt.images
         if not (isinstance(text, str) and all(isinstance(file, bytes) for file in files)):
-            raise RequestError("a prompt with images is a text and a list of files as bytes")
+            raise RequestError(
+                "a prompt with images is a text and a list of files as bytes"
+            )
         if encode is None:
             raise RequestError("without a tokenizer, prompts are lists of token ids")
         return self.images.read(prompt.text, prompt.images, encode)

@@ -99,9 +99,7 @@ class StepDraft:
                     num_logits=sequence.num_logits(
                         start, end, is_sampled=advance.is_sampled
                     ),
-                    content=None
-                    if content is None
-                    else content.cut(token_ids, start, end),
+                    content=None if content is None else content.cut(token_ids, start, end),
                 )
             )
         return ScheduledStep(

@@ -72,9 +72,7 @@ class TowerImage:
 
 
 @torch.inference_mode()
-def run_tower(
-    model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def run_tower(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the vectors of one image, ``[positions, hidden]``."""
     features = _tower_of(model)(
         **{name: value.to(model.device) for name, value in inputs.items()}
@@ -160,9 +158,7 @@ class VisionModel:
             )
         prepared = [self._prepare(image) for image in images]
         written = [*(image.text for image in prepared), ""]
-        whole = "".join(
-            part for pair in zip(pieces, written, strict=True) for part in pair
-        )
+        whole = "".join(part for pair in zip(pieces, written, strict=True) for part in pair)
         token_ids = np.array(encode(whole), dtype=TOKEN_DTYPE)
         lengths = [image.text.count(self.placeholder) for image in prepared]
         spans = self._spans(token_ids, prepared, lengths)

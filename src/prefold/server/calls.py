@@ -21,6 +21,7 @@ from starlette.types import Receive
 
 from prefold.blocks.table import TokenIds
 from prefold.engine.async_engine import AsyncEngine
+from prefold.engine.mixed_prompt import MixedPrompt
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
@@ -41,12 +42,15 @@ class PromptPlan:
     """One prompt of a call, and how its replies are made.
 
     Attributes:
+        token_ids: One a position; negative where an image is.
         num_reserved_tokens: What the tenant is charged until the real number is known.
+        mixed: The prompt, where it has images; None if the tokens are all of it.
     """
 
     token_ids: TokenIds = field(repr=False)
     params: SamplingParams
     num_reserved_tokens: int
+    mixed: MixedPrompt | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +319,10 @@ class Desk:
                 sum(prompt.num_reserved_tokens for prompt in plan.prompts),
             )
         streams = await self._engine.submit_together(
-            [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
+            [
+                (prompt.token_ids if prompt.mixed is None else prompt.mixed, prompt.params)
+                for prompt in plan.prompts
+            ],
             options=permit.options,
             n=plan.n,
             fingerprint=plan.fingerprint,

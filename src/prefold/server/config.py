@@ -19,6 +19,7 @@ from prefold.errors import ConfigError, InvalidInputError
 from prefold.eviction.quota import MAX_FIXED, QuotaSettings, Share
 from prefold.eviction.registry import DEFAULT_POLICY, check_policy
 from prefold.identity.domain import PUBLIC, Domain
+from prefold.server.images_config import ImagesConfig
 
 #: Of a JSON body, at most; Python's own reader gives up somewhere above.
 MAX_DEPTH_LIMIT = 200
@@ -268,6 +269,7 @@ class PrefoldConfig:
         default_factory=lambda: SchedulerConfig(max_queued=_MAX_QUEUED)
     )
     server: ServerConfig = field(default_factory=ServerConfig)
+    images: ImagesConfig = field(default_factory=ImagesConfig)
     tenants: tuple[TenantConfig, ...] = ()
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from prefold.advisor import Breakpoint
 from prefold.cache import MissReason
@@ -29,6 +30,7 @@ from prefold.server.miss_protocol import (
     ReasonReply,
 )
 from prefold.server.served_model import ServedModel
+from prefold.server.shown_tokens import show_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +211,12 @@ def _work(jobs: Sequence[_Job], decode: Decode) -> list[Divergence | None]:
 
 
 def _decoder(model: ServedModel) -> Decode:
-    def decode(token_ids: Sequence[int]) -> str:
-        text = model.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return str(text)
-
-    return decode
+    plain = partial(
+        model.tokenizer.decode,
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+    return lambda token_ids: show_tokens(token_ids, plain)
 
 
 def _reason(miss: MissReason, finding: Breakpoint | None) -> ReasonReply:

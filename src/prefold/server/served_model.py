@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import ModelLimits
+from prefold.engine.prompt_mixer import ImageReader, NoImages
 from prefold.errors import ModelChangedError
 from prefold.identity.fingerprint import Fingerprint
 
@@ -32,6 +33,7 @@ class ServedModel:
     Attributes:
         name: What requests name it by.
         created: When it was loaded, in seconds since 1970.
+        images: What makes prompts of its images.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ServedModel:
     tokenizer: PreTrainedTokenizerBase
     limits: ModelLimits
     fingerprint: Fingerprint
+    images: ImageReader = NoImages("this model takes no images; send text only")  # noqa: RUF009 -- frozen
 
     @property
     def system_fingerprint(self) -> str:
@@ -84,6 +87,7 @@ class CurrentModel:
                 tokenizer=tokenizer,
                 limits=limits,
                 fingerprint=parts.fingerprint,
+                images=known.images if parts.mixer is None else parts.mixer.images,
             )
         return self._model
 
