@@ -1,9 +1,10 @@
-"""Images through the engine: right, exact, shared where they are the same, and nowhere else."""
+"""Images through the engine: right, exact, and shared only where they are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -314,7 +315,7 @@ def test_pictures_that_look_alike_to_bytes_are_told_apart(family: Family) -> Non
     for group in groups:
         digests = {family.read(text, [file]).spans[0].digest for file in group}
         assert len(digests) == len(group)
-        for one, other in zip(group, group[1:], strict=False):
+        for one, other in pairwise(group):
             limit = first_image(family, text, [other])
             found, is_hit = hits(
                 family, family.prompt(text, [one]), family.prompt(text, [other])

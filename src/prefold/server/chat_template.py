@@ -219,8 +219,9 @@ def to_conversation(
             expect them, and images may be among them.
 
     Raises:
-        RequestError: There is an image where none may be, a message has neither content nor calls, the arguments of calls
-            are too many, or a tool has a number that JSON does not have.
+        RequestError: There is an image where none may be, a message has neither content
+            nor calls, the arguments of calls are too many, or a tool has a number that
+            JSON does not have.
     """
     _check_arguments(messages)
     return Conversation(

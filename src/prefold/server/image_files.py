@@ -46,7 +46,8 @@ class ImageFiles:
         parts = image_parts(messages)
         if len(parts) > self._max_images:
             raise _refused(
-                f"a request may have {self._max_images} images, got {len(parts)}; send fewer"
+                f"a request may have {self._max_images} images, got {len(parts)}; "
+                "send fewer"
             )
         return [self._file(part, tenant) for part in parts]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from prefold.engine.image_limits import ImageLimits
 from prefold.errors import ConfigError
 
-_HOST = re.compile(
-    r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
-)
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 _MAX_COUNT = 10**12
 
 

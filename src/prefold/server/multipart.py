@@ -33,7 +33,7 @@ def read_form(content_type: str, body: bytes) -> Mapping[str, bytes]:
     if media_type != "multipart/form-data" or found is None:
         raise HttpError(
             415,
-            "send a form: content-type multipart/form-data with the fields purpose and file",
+            "send a form, multipart/form-data, with the fields purpose and file",
         )
     delimiter = b"\r\n--" + found[1].encode("ascii")
     # What stands before the first delimiter and behind the last is no part.

@@ -43,7 +43,7 @@ from prefold.server.uploads import UploadStore
 TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
-def make_public_app(
+def make_public_app(  # noqa: PLR0913, PLR0917 -- what a plane is made of
     engine: AsyncEngine,
     model: ServedModel,
     permits: Permits,

@@ -91,8 +91,8 @@ class RemoteImages:
         if not self._config.remote_hosts:
             raise HttpError(
                 400,
-                "images by URL are off on this server: send the image as a data URL, or ask "
-                "the operator to name its host in [images] remote_hosts",
+                "images by URL are off on this server: send the image as a data URL, or "
+                "ask the operator to name its host in [images] remote_hosts",
                 param="messages",
                 code="invalid_image",
             )
