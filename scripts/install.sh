@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 venv=.venv
-extras="demo,dev,server"
+extras="demo,dev,server,vision"
 stamp="$venv/.prefold-installed"
 if [[ "${1:-}" == compat ]]; then
   extras+=",compat"

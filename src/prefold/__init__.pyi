@@ -17,7 +17,9 @@ from prefold.cache import MissReason as MissReason
 from prefold.cache import Receipt as Receipt
 from prefold.engine.config import RequestOptions as RequestOptions
 from prefold.engine.engine import Engine as Engine
+from prefold.engine.mixed_prompt import PromptEmbeds as PromptEmbeds
 from prefold.engine.outbox import NewToken as NewToken
+from prefold.engine.prompt_mixer import ImagePrompt as ImagePrompt
 from prefold.engine.request import FinishReason as FinishReason
 from prefold.engine.request import RequestId as RequestId
 from prefold.engine.request import RequestOutput as RequestOutput
@@ -44,11 +46,13 @@ __all__ = [
     "Engine",
     "Everything",
     "FinishReason",
+    "ImagePrompt",
     "Lookup",
     "MissKind",
     "MissReason",
     "NewToken",
     "PrefoldError",
+    "PromptEmbeds",
     "Receipt",
     "RequestId",
     "RequestOptions",

@@ -19,6 +19,7 @@ from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.model_runner import DEFAULT_ROW_MULTIPLE, ModelRunner
 from prefold.engine.parts import EngineParts
 from prefold.engine.prompt import Prompt
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.request import RequestOutput, SamplingParams
 from prefold.engine.row_probe import probe_rows
 from prefold.engine.sampler import Sampler
@@ -84,6 +85,7 @@ class TinyEngine(Engine):
         policy: str = DEFAULT_POLICY,
         kv_dtype: torch.dtype | None = None,
         row_multiple: int = DEFAULT_ROW_MULTIPLE,
+        mixer: PromptMixer | None = None,
     ) -> None:
         self.store = make_store(loaded, num_blocks, block_size, kv_dtype)
         self.runner = WatchedRunner(
@@ -103,6 +105,7 @@ class TinyEngine(Engine):
                 fingerprint=self.fingerprint,
                 tokenizer=loaded.tokenizer if has_tokenizer else None,
                 adapter_host=loaded.adapter_host,
+                mixer=mixer,
             ),
             EngineConfig(
                 limits=limits_of(loaded), scheduler=scheduler or SchedulerConfig()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -135,7 +136,7 @@ class ContentIds:
         breaks = (np.diff(filled) != 1) | (np.diff(tokens[filled]) != -1)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(filled)]
         spans: list[ContentSpan] = []
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in pairwise(starts):
             at, stop = int(filled[begin]), int(filled[end - 1]) + 1
             while at < stop:
                 # The numbers of two items may follow one another.
@@ -177,7 +178,7 @@ class ContentIds:
     def check_invariants(self) -> None:
         """Raise ``InvariantError`` if items overlap or are known in one way only."""
         items = sorted(self._by_place.values(), key=lambda item: -item.first)
-        for item, following in zip(items, items[1:], strict=False):
+        for item, following in pairwise(items):
             if item.first - item.length < following.first:
                 raise InvariantError("two contents have a number in common")
         if items and items[-1].first - items[-1].length < self._next:

@@ -17,9 +17,9 @@ from prefold.cli.console import Screen
 from prefold.cli.options import ModelOptions
 from prefold.engine.assembly import Assembly, assemble
 from prefold.engine.engine import Engine
+from prefold.engine.linear_kind import is_linear
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
-from prefold.engine.row_layers import is_linear
 from prefold.engine.sampler import SampledRow, Sampler, SamplerState
 
 #: Decode steps before the first that counts: the prompts and what they leave behind.

@@ -24,5 +24,9 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``adapter``, ``adapter_hooks``, ``low_rank`` | their layers, beside the model's |
 | ``adapter_loading`` and other ``adapter_*`` | their files, and what fits a model |
 | ``activation`` | adapters that set in somewhere in a prompt |
+| ``mixed_prompt``, ``read_prompt`` | prompts with contents that are no tokens |
+| ``sequence_content``, ``model_inputs`` | the same in a sequence and in a step |
+| ``prompt_mixer``, ``images`` | images and embeddings as they come |
+| ``vision_model``, ``image_check`` | what a model makes of images, and whether it may |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """

@@ -14,10 +14,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from prefold.engine.native import HAS_KERNELS
-
-if HAS_KERNELS:
-    from prefold.engine.packed_linear import PackedLinear
+from prefold.engine.linear_kind import is_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ def recorded_targets(model: nn.Module, num_rows: int) -> Iterator[dict[str, Line
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if module is not head and (_is_linear(module) or isinstance(module, Conv1D))
+        if module is not head and (is_linear(module) or isinstance(module, Conv1D))
     }
     num_calls = dict.fromkeys(candidates, 0)
     found: dict[str, LinearShape] = {}
@@ -78,10 +75,3 @@ def _shape_of(
     if any(shape not in ((1, num_rows), (num_rows,)) for shape in shapes):
         return None
     return LinearShape(in_features=states.shape[-1], out_features=output.shape[-1])
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer, replaced or not."""
-    return isinstance(module, nn.Linear) or (
-        HAS_KERNELS and isinstance(module, PackedLinear)
-    )

@@ -20,6 +20,7 @@ from prefold.engine.model_runner import ModelRunner
 from prefold.engine.model_settings import ModelSettings, kv_dtype_of, load_options
 from prefold.engine.numerics import Numerics
 from prefold.engine.parts import EngineParts, ModelOrigin
+from prefold.engine.prompt_mixer import PromptMixer
 from prefold.engine.row_probe import Exactness
 from prefold.engine.sampler import Sampler
 from prefold.errors import ConfigError
@@ -39,6 +40,7 @@ class Assembly:
     parts: EngineParts
     config: EngineConfig
     loaded: LoadedModel
+    mixer: PromptMixer
     layout: KvLayout
     num_blocks: int
     kv_dtype: torch.dtype
@@ -139,6 +141,7 @@ def _assemble(name: str, settings: ModelSettings, progress: SetupProgress) -> As
         parts=parts,
         config=EngineConfig(limits=model.limits),
         loaded=loaded,
+        mixer=model.mixer,
         layout=layout,
         num_blocks=num_blocks,
         kv_dtype=store.dtype,

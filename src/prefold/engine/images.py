@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import struct
-import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,19 +113,16 @@ def read_image(file: bytes, limits: ImageLimits) -> DecodedImage:
             that are known, whole and without animation.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            picture = Image.open(io.BytesIO(file), formats=_FORMATS)
+        picture = Image.open(io.BytesIO(file), formats=_FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(limits) from error
     except _FAULTS as error:
         raise RequestError(_UNREADABLE) from error
     width, height = picture.size
     if width * height > limits.max_pixels:
-        raise RequestError(
-            f"an image may have {limits.max_pixels / 1e6:g} million pixels; send it smaller"
-        )
+        raise _too_large(limits)
     try:
-        if getattr(picture, "n_frames", 1) != 1:
-            raise RequestError(_UNREADABLE)
+        _check_still(picture)
         picture.load()
         upright = _turn(picture)
         return DecodedImage(picture=upright, pixels=np.array(upright))
@@ -134,6 +130,17 @@ def read_image(file: bytes, limits: ImageLimits) -> DecodedImage:
         raise
     except _FAULTS as error:
         raise RequestError(_UNREADABLE) from error
+
+
+def _too_large(limits: ImageLimits) -> RequestError:
+    return RequestError(
+        f"an image may have {limits.max_pixels / 1e6:g} million pixels; send it smaller"
+    )
+
+
+def _check_still(picture: Image.Image) -> None:
+    if getattr(picture, "n_frames", 1) != 1:
+        raise RequestError(_UNREADABLE)
 
 
 def _turn(picture: Image.Image) -> Image.Image:

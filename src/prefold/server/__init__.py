@@ -10,6 +10,9 @@ Roughly from the outside in:
 | ``public``, ``admin`` | the two applications |
 | ``exchange``, ``gate``, ``body``, ``faults`` | their layers |
 | ``completions``, ``chat``, ``tokenize``, ``models``, ``health`` | public routes |
+| ``image_files``, ``remote_images`` | where a chat's images come from |
+| ``uploads``, ``upload_routes``, ``multipart`` | files sent ahead |
+| ``images_config``, ``shown_tokens`` | limits of images, and how prompts with some show |
 | ``operations``, ``prompt_reader``, ``attendance`` | what admin routes do |
 | ``sharing*``, ``selection`` | approvals, invalidation and revoked domains there |
 | ``miss_*``, ``journal``, ``divergence`` | why requests missed |

@@ -7,6 +7,7 @@ the right one, is for the route to say.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -19,6 +20,9 @@ from prefold.server.off_loop import run_sized
 
 #: Seconds within which a body has to be there.
 BODY_DEADLINE_S = 10.0
+
+#: Of the routes that read bodies in the way of files; they look at the type themselves.
+FORM_PATHS = frozenset({"/v1/files"})
 
 _SIZE_KEY = "prefold.body_bytes"
 
@@ -34,9 +38,10 @@ class BodyReader:
         max_body_bytes: A body of so many bytes, or more, is refused.
         limits: Of its shape.
         deadline_s: Seconds that a client has to send it.
+        max_bytes_by_path: Of paths with a limit of their own, where it is higher.
     """
 
-    __slots__ = ("_app", "_deadline_s", "_limits", "_max_body_bytes")
+    __slots__ = ("_app", "_deadline_s", "_limits", "_max_body_bytes", "_max_bytes_by_path")
 
     def __init__(
         self,
@@ -45,8 +50,10 @@ class BodyReader:
         max_body_bytes: int,
         limits: JsonLimits,
         deadline_s: float = BODY_DEADLINE_S,
+        max_bytes_by_path: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
+        self._max_bytes_by_path = max_bytes_by_path or {}
         self._max_body_bytes = max_body_bytes
         self._limits = limits
         self._deadline_s = deadline_s
@@ -56,9 +63,11 @@ class BodyReader:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        self._check_length(headers)
-        body = await self._read(receive)
-        if body:
+        path = scope["path"]
+        most = max(self._max_body_bytes, self._max_bytes_by_path.get(path, 0))
+        self._check_length(headers, most)
+        body = await self._read(receive, most)
+        if body and path not in FORM_PATHS:
             _check_media_type(headers)
             await run_sized(len(body), lambda: self._check(body))
         scope[_SIZE_KEY] = len(body)
@@ -73,13 +82,13 @@ class BodyReader:
 
         await self._app(scope, replay, send)
 
-    def _check_length(self, headers: Headers) -> None:
+    def _check_length(self, headers: Headers, most: int) -> None:
         length = headers.get("content-length", "0")
         # A longer number is too large whatever its end is.
-        if length.isdecimal() and int(length[:19]) >= self._max_body_bytes:
-            raise self._too_large()
+        if length.isdecimal() and int(length[:19]) >= most:
+            raise self._too_large(most)
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive, most: int) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
         try:
@@ -90,8 +99,8 @@ class BodyReader:
                         raise ClientGoneError
                     piece = message.get("body", b"")
                     num_bytes += len(piece)
-                    if num_bytes >= self._max_body_bytes:
-                        raise self._too_large()
+                    if num_bytes >= most:
+                        raise self._too_large(most)
                     pieces.append(piece)
                     if not message.get("more_body", False):
                         return b"".join(pieces)
@@ -111,13 +120,12 @@ class BodyReader:
         if excess is not None:
             raise HttpError(400, excess)
 
-    def _too_large(self) -> HttpError:
+    def _too_large(self, most: int) -> HttpError:
         # The connection stays: the web server throws the rest of the body away, while
         # closing under a client that still sends would keep it from reading this.
         return HttpError(
             413,
-            f"the body must be smaller than {self._max_body_bytes} bytes; send less text "
-            "in one request",
+            f"the body must be smaller than {most} bytes; send less text in one request",
         )
 
 

@@ -22,6 +22,7 @@ from starlette.types import Receive
 from prefold.blocks.table import TokenIds
 from prefold.engine.adapter_shelf import AdapterShelf
 from prefold.engine.async_engine import AsyncEngine
+from prefold.engine.mixed_prompt import MixedPrompt
 from prefold.engine.outbox import NewToken
 from prefold.engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from prefold.engine.request_stream import RequestStream
@@ -42,12 +43,15 @@ class PromptPlan:
     """One prompt of a call, and how its replies are made.
 
     Attributes:
+        token_ids: One a position; negative where an image is.
         num_reserved_tokens: What the tenant is charged until the real number is known.
+        mixed: The prompt, where it has images; None if the tokens are all of it.
     """
 
     token_ids: TokenIds = field(repr=False)
     params: SamplingParams
     num_reserved_tokens: int
+    mixed: MixedPrompt | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +328,10 @@ class Desk:
             )
         options = replace(permit.options, adapter=plan.adapter)
         streams = await self._engine.submit_together(
-            [(prompt.token_ids, prompt.params) for prompt in plan.prompts],
+            [
+                (prompt.token_ids if prompt.mixed is None else prompt.mixed, prompt.params)
+                for prompt in plan.prompts
+            ],
             options=options,
             n=plan.n,
             fingerprint=plan.fingerprint,

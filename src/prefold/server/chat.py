@@ -6,11 +6,15 @@ it comes back as the text it is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from prefold.blocks.table import TokenIds
-from prefold.engine.prompt import encode_prompt
+from prefold.engine.mixed_prompt import MixedPrompt
+from prefold.engine.prompt import check_ids, encode_prompt
 from prefold.server.body import body_size
 from prefold.server.calls import CallPlan, Desk, PromptPlan, caller_of
 from prefold.server.chat_reply import ChatReply
@@ -18,6 +22,7 @@ from prefold.server.chat_template import ChatTemplate, to_conversation
 from prefold.server.credentials import Caller
 from prefold.server.errors import HttpError
 from prefold.server.exchange import exchange_of
+from prefold.server.image_files import ImageFiles, image_parts
 from prefold.server.logprobs import TokenTexts
 from prefold.server.models import choose_model
 from prefold.server.off_loop import run_sized
@@ -36,14 +41,33 @@ from prefold.server.streaming import open_stream
 #: than all that the context leaves.
 _UNSTATED_TOKENS = 1024
 
+#: Decoding an image is always worth a thread, however small its file is.
+_IMAGE_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadChat:
+    """A conversation as the engine is given it.
+
+    Attributes:
+        token_ids: One a position; negative where an image is.
+        mixed: The prompt, if it has images.
+    """
+
+    token_ids: TokenIds = field(repr=False)
+    mixed: MixedPrompt | None = None
+
 
 class ChatRoute:
     """Answers requests for messages of one model."""
 
-    __slots__ = ("_desk", "_encoder", "_heads", "_model", "_template", "_texts")
+    __slots__ = ("_desk", "_encoder", "_files", "_heads", "_model", "_template", "_texts")
 
-    def __init__(self, desk: Desk, model: ServedModel, template: ChatTemplate) -> None:
+    def __init__(
+        self, desk: Desk, model: ServedModel, template: ChatTemplate, files: ImageFiles
+    ) -> None:
         self._desk = desk
+        self._files = files
         self._model = model
         self._template = template
         self._encoder = PromptEncoder(model.tokenizer, model.limits)
@@ -61,8 +85,11 @@ class ChatRoute:
         caller = caller_of(exchange)
         model = choose_model(self._model, request.model, self._desk.adapters, caller.tenant)
         n = self._check(request)
-        token_ids = await run_sized(body_size(http), lambda: self._encode(request))
-        plan = self._plan(request, token_ids, n, caller, model)
+        has_images = bool(image_parts(request.messages))
+        size = max(body_size(http), _IMAGE_SIZE if has_images else 0)
+        read = self._encode_images if has_images else self._encode
+        chat = await run_sized(size, lambda: read(request, caller.tenant.name))
+        plan = self._plan(request, chat, n, caller, model)
         options = request.stream_options
         reply = ChatReply(
             self._heads.of(model).make("chatcmpl"),
@@ -92,23 +119,38 @@ class ChatRoute:
             max_n=self._desk.max_n,
         )
 
-    def _encode(self, request: ChatRequest) -> TokenIds:
-        conversation = to_conversation(request.messages, request.tools)
+    def _encode(self, request: ChatRequest, _tenant: str) -> _ReadChat:
         # A template writes its special tokens itself.
-        token_ids = self._encoder.encode(
-            self._template.render(conversation), has_special_tokens=True
+        token_ids = self._encoder.encode(self._render(request), has_special_tokens=True)
+        return _ReadChat(token_ids=encode_prompt(token_ids, None, self._model.limits))
+
+    def _encode_images(self, request: ChatRequest, tenant: str) -> _ReadChat:
+        images = self._model.images
+        encode = partial(self._encoder.encode, has_special_tokens=True)
+        if images.placeholder is None:
+            # Says why, before anything is fetched or decoded.
+            images.read("", (), encode)
+        files = self._files.collect(request.messages, tenant)
+        mixed = images.read(self._render(request), files, encode)
+        check_ids(mixed.token_ids, self._model.limits)
+        return _ReadChat(token_ids=mixed.marked_ids(), mixed=mixed)
+
+    def _render(self, request: ChatRequest) -> str:
+        takes_images = self._model.images.placeholder is not None
+        conversation = to_conversation(
+            request.messages, request.tools, as_parts=takes_images
         )
-        return encode_prompt(token_ids, None, self._model.limits)
+        return self._template.render(conversation)
 
     def _plan(
         self,
         request: ChatRequest,
-        token_ids: TokenIds,
+        chat: _ReadChat,
         n: int,
         caller: Caller,
         model: ServedModel,
     ) -> CallPlan:
-        num_prompt_tokens = len(token_ids)
+        num_prompt_tokens = len(chat.token_ids)
         room = self._model.limits.max_model_len - num_prompt_tokens
         stated = self._stated_tokens(request)
         if stated is None:
@@ -127,9 +169,10 @@ class ChatRoute:
         return CallPlan(
             prompts=[
                 PromptPlan(
-                    token_ids=token_ids,
+                    token_ids=chat.token_ids,
                     params=params,
                     num_reserved_tokens=num_prompt_tokens + n * num_reserved,
+                    mixed=chat.mixed,
                 )
             ],
             wish=to_wish(request),
@@ -153,11 +196,12 @@ class ChatRoute:
         return check_max_tokens(name, stated, self._model.limits.max_model_len)
 
 
-def chat_router(desk: Desk, models: CurrentModel) -> APIRouter:
+def chat_router(desk: Desk, models: CurrentModel, files: ImageFiles) -> APIRouter:
     """Return the route."""
     router = APIRouter(responses=ERROR_RESPONSES)
     routes = PerModel(
-        models, lambda model: ChatRoute(desk, model, ChatTemplate(model.tokenizer))
+        models,
+        lambda model: ChatRoute(desk, model, ChatTemplate(model.tokenizer), files),
     )
 
     @router.post(

@@ -29,12 +29,17 @@ from prefold.errors import RequestError
 from prefold.server.json_shape import JsonLimits, find_excess, find_total_excess
 from prefold.server.protocol_chat import (
     AssistantMessage,
+    FilePart,
+    ImagePart,
     Message,
     TextPart,
     Tool,
     ToolCall,
     ToolMessage,
 )
+
+#: What any message may say.
+AnyContent = str | Sequence[TextPart] | Sequence[TextPart | ImagePart | FilePart] | None
 
 #: Of the arguments of earlier calls, read as JSON: what a parser has to do for them.
 _ARGUMENT_LIMITS = JsonLimits(max_depth=64)
@@ -45,7 +50,8 @@ class Conversation:
     """Messages and tools as a template is given them.
 
     Attributes:
-        messages: Objects with ``role``, ``content`` as one text, and what else there is.
+        messages: Objects with ``role``, ``content`` as one text or as parts of texts and
+            images, and what else there is.
         tools: Descriptions of functions, their keys in order.
         awaits_reply: Whether a reply is to follow, which the template opens, or more
             messages may.
@@ -166,10 +172,15 @@ def _sign_message(
 ) -> dict[str, object]:
     signed = dict(message)
     what = f"messages[{index}], of the role {message['role']!r}"
-    if str(message["content"]).strip():
-        signed["content"] = sign(
-            f"the model's chat template leaves out {what}; give it another role or place"
-        )
+    lost = f"the model's chat template leaves out {what}; give it another role or place"
+    content = message["content"]
+    if isinstance(content, list):
+        signed["content"] = [
+            {**part, "text": sign(lost)} if part.get("text", "").strip() else part
+            for part in content
+        ]
+    elif str(content).strip():
+        signed["content"] = sign(lost)
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         complaint = f"the model's chat template leaves out the calls of {what}"
@@ -196,16 +207,28 @@ def to_conversation(
     tools: Sequence[Tool] | None,
     *,
     awaits_reply: bool = True,
+    as_parts: bool = False,
 ) -> Conversation:
     """Return the parts of a request as a template is given them.
 
+    Args:
+        messages: Of the request.
+        tools: Of the request.
+        awaits_reply: Whether a reply is to follow.
+        as_parts: Whether contents are lists of parts, as templates of models with images
+            expect them, and images may be among them.
+
     Raises:
-        RequestError: A message has neither content nor calls, the arguments of calls
-            are too many, or a tool has a number that JSON does not have.
+        RequestError: There is an image where none may be, a message has neither content
+            nor calls, the arguments of calls are too many, or a tool has a number that
+            JSON does not have.
     """
     _check_arguments(messages)
     return Conversation(
-        messages=[_to_object(index, message) for index, message in enumerate(messages)],
+        messages=[
+            _to_object(index, message, as_parts=as_parts)
+            for index, message in enumerate(messages)
+        ],
         tools=[
             canonical(tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}))
             for tool in tools or ()
@@ -247,10 +270,11 @@ def canonical(value: object) -> object:
     return value
 
 
-def _to_object(index: int, message: Message) -> dict[str, object]:
+def _to_object(index: int, message: Message, *, as_parts: bool) -> dict[str, object]:
+    content = message.content
     found: dict[str, object] = {
         "role": message.role,
-        "content": _to_text(message.content),
+        "content": _to_parts(content) if as_parts else _to_text(content),
     }
     if message.name is not None:
         found["name"] = message.name
@@ -264,13 +288,27 @@ def _to_object(index: int, message: Message) -> dict[str, object]:
     return found
 
 
-def _to_text(content: str | list[TextPart] | None) -> str:
+def _to_text(content: AnyContent) -> str:
     match content:
         case str():
             return content
         case None:
             return ""
-    return "\n".join(part.text for part in content)
+    texts = [part.text for part in content if isinstance(part, TextPart)]
+    if len(texts) < len(content):
+        raise RequestError("images are not taken here; send text only")
+    return "\n".join(texts)
+
+
+def _to_parts(content: AnyContent) -> list[dict[str, str]]:
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image"}
+        for part in content
+    ]
 
 
 def _to_call(call: ToolCall) -> dict[str, object]:

@@ -28,6 +28,7 @@ from prefold.server.config_checks import (
     is_number,
     show,
 )
+from prefold.server.images_config import ImagesConfig
 
 #: Of a JSON body, at most; Python's own reader gives up somewhere above.
 MAX_DEPTH_LIMIT = 200
@@ -280,6 +281,7 @@ class PrefoldConfig:
     )
     server: ServerConfig = field(default_factory=ServerConfig)
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    images: ImagesConfig = field(default_factory=ImagesConfig)
     tenants: tuple[TenantConfig, ...] = ()
 
     def __post_init__(self) -> None:

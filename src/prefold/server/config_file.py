@@ -32,6 +32,7 @@ from prefold.server.config import (
     nearest,
 )
 from prefold.server.credentials import ADMIN_TOKEN_FILE_VARIABLE
+from prefold.server.images_config import ImagesConfig
 from prefold.server.keys import KEY_FILE_VARIABLE
 
 #: Read where neither an option nor the environment names a file, if it is there.
@@ -49,6 +50,7 @@ _CLASS_BY_SECTION: Mapping[str, type] = {
     "cache": CacheConfig,
     "engine": SchedulerConfig,
     "server": ServerConfig,
+    "images": ImagesConfig,
 }
 _TENANTS = "tenants"
 _ADAPTERS = "adapters"
@@ -103,6 +105,7 @@ def load_config(
                 key_file=from_environment.key_file or server.key_file,
                 admin_token_file=from_environment.token_file or server.admin_token_file,
             ),
+            images=_read_section("images", ImagesConfig, document, directory),
             tenants=(
                 tenants if from_environment.tenants is None else from_environment.tenants
             ),

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from prefold.advisor import Breakpoint
 from prefold.cache import MissReason
@@ -29,6 +30,7 @@ from prefold.server.miss_protocol import (
     ReasonReply,
 )
 from prefold.server.served_model import ServedModel
+from prefold.server.shown_tokens import show_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,9 @@ class Explainer:
         """Compare entries with what came before them; return what was found by number."""
         model = self._model()
         # Another model may have cut the same text into other tokens.
-        its = [entry for entry in entries if entry.fingerprint.of_model == model.fingerprint]
+        its = [
+            entry for entry in entries if entry.fingerprint.of_model == model.fingerprint
+        ]
         jobs = [
             _Job(entry=entry, prompt=entry.prompt, miss=entry.miss, earlier=earlier)
             for entry, earlier in zip(its, self._journal.kept_before(its), strict=True)
@@ -203,13 +207,12 @@ def _work(jobs: Sequence[_Job], decode: Decode) -> list[Divergence | None]:
 
 
 def _decoder(model: ServedModel) -> Decode:
-    def decode(token_ids: Sequence[int]) -> str:
-        text = model.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return str(text)
-
-    return decode
+    plain = partial(
+        model.tokenizer.decode,
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+    return lambda token_ids: show_tokens(token_ids, plain)
 
 
 def _reason(miss: MissReason, finding: Breakpoint | None) -> ReasonReply:

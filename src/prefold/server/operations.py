@@ -34,6 +34,7 @@ from prefold.server.admin_protocol import (
 from prefold.server.errors import HttpError
 from prefold.server.hits import hit_class
 from prefold.server.served_model import ServedModel
+from prefold.server.shown_tokens import show_tokens
 from prefold.server.snapshot import DEPTH_TOKENS, ShareOfPool, take_snapshot
 from prefold.server.timings import MAX_REQUESTS, ChoiceTiming, RecentTimings
 
@@ -323,7 +324,7 @@ def _run(run: ListedRun, model: ServedModel | None) -> Run:
     text = None
     if model is not None:
         # Of a run that begins inside a character, the first sign is a replacement.
-        text = str(model.tokenizer.decode(run.token_ids[run.token_ids >= 0].tolist()))
+        text = show_tokens(run.token_ids.tolist(), model.tokenizer.decode)
     return Run(
         parent=run.parent,
         depth=run.depth,

@@ -22,9 +22,37 @@ class TextPart(StrictModel):
     text: str
 
 
+class ImageUrl(StrictModel):
+    """Where an image is: in the URL itself, unless the operator has named hosts."""
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: Literal["auto", "low", "high"] | None = None
+    """Accepted and not used: the model's own settings say how images are cut."""
+
+
+class ImagePart(StrictModel):
+    """An image, as a data URL or base64."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class UploadedFile(StrictModel):
+    """A file that was uploaded before."""
+
+    file_id: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class FilePart(StrictModel):
+    """An image that was uploaded to ``/v1/files`` before."""
+
+    type: Literal["file"]
+    file: UploadedFile
+
+
 _ONLY_TEXT = explained(
-    "must be a text, or a list of parts of type 'text'; images, audio and files are not "
-    "supported"
+    "must be a text, or a list of parts of type 'text'; images belong into the messages "
+    "of the user, and audio is not supported"
 )
 
 
@@ -40,6 +68,16 @@ _Text = Annotated[str, Tag("text")]
 _Parts = Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")]
 _TextOrParts = Annotated[_Text | _Parts, Discriminator(_kind_of)]
 Content = Annotated[_TextOrParts, _ONLY_TEXT]
+
+_UserPart = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+_UserParts = Annotated[list[_UserPart], Field(fail_fast=True), Tag("parts")]
+UserContent = Annotated[
+    Annotated[_Text | _UserParts, Discriminator(_kind_of)],
+    explained(
+        "must be a text, or a list of parts of type 'text', 'image_url' or 'file'; audio "
+        "is not supported"
+    ),
+]
 #: Calls of one message, at most.
 _MAX_TOOL_CALLS = 128
 
@@ -58,7 +96,7 @@ class UserMessage(StrictModel):
     """What the user says."""
 
     role: Literal["user"]
-    content: Content
+    content: UserContent
     name: _Name | None = None
 
 

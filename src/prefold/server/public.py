@@ -26,27 +26,39 @@ from prefold.server.exchange import ExchangeLayer
 from prefold.server.faults import install_fault_handlers
 from prefold.server.gate import Gate
 from prefold.server.health import HEALTH_PATH, health_router
+from prefold.server.image_files import ImageFiles
+from prefold.server.images_config import ImagesConfig
 from prefold.server.json_shape import JsonLimits
 from prefold.server.limits import TenantLimits
 from prefold.server.models import models_router
 from prefold.server.observer import HttpObserver, Plane
 from prefold.server.permits import Permits
+from prefold.server.remote_images import RemoteImages
 from prefold.server.served_model import CurrentModel, ServedModel
 from prefold.server.tokenize import TOKENIZE_PATH, tokenize_router
+from prefold.server.upload_routes import FILES_PATH, upload_router
+from prefold.server.uploads import UploadStore
 
 #: Of the routes whose requests ask for tokens.
 TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
-def make_public_app(
+def make_public_app(  # noqa: PLR0913, PLR0917 -- what a plane is made of
     engine: AsyncEngine,
     model: ServedModel,
     permits: Permits,
     limits: TenantLimits,
     config: ServerConfig,
     observer: HttpObserver,
+    images: ImagesConfig | None = None,
 ) -> FastAPI:
     """Return the application of the public plane."""
+    images = images or ImagesConfig()
+    uploads = UploadStore(images)
+    files = ImageFiles(uploads, RemoteImages(images), max_images=images.max_images)
+    # Only who can look at images is sent bodies of their size.
+    takes_images = model.images.placeholder is not None
+    larger = {"/v1/chat/completions", FILES_PATH} if takes_images else set()
     authenticator = permits.authenticator
     desk = Desk(engine, config, observer, permits)
     models = CurrentModel(engine, model)
@@ -68,11 +80,14 @@ def make_public_app(
                 open_paths=frozenset({HEALTH_PATH}),
                 is_local=not authenticator.needs_key,
             ),
-            Middleware(EntryLayer, limits=limits, paths=TOKEN_PATHS | {TOKENIZE_PATH}),
+            Middleware(
+                EntryLayer, limits=limits, paths=TOKEN_PATHS | {TOKENIZE_PATH, FILES_PATH}
+            ),
             Middleware(
                 BodyReader,
                 max_body_bytes=config.max_body_bytes,
                 limits=JsonLimits(max_depth=config.max_depth),
+                max_bytes_by_path=dict.fromkeys(larger, images.max_body_bytes),
             ),
         ],
     )
@@ -82,7 +97,8 @@ def make_public_app(
     bearer = [Security(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
     keyed = APIRouter(dependencies=bearer)
     keyed.include_router(completions_router(desk, models))
-    keyed.include_router(chat_router(desk, models))
+    keyed.include_router(chat_router(desk, models, files))
+    keyed.include_router(upload_router(uploads))
     keyed.include_router(tokenize_router(desk, models))
     keyed.include_router(models_router(desk, models))
     app.include_router(keyed)

@@ -41,6 +41,7 @@ from prefold.server.runs_protocol import (
 )
 from prefold.server.served_model import ServedModel
 from prefold.server.sharing_protocol import ApprovalReply, ApproveRequest
+from prefold.server.shown_tokens import show_tokens
 
 #: Tokens of a run that are made text in a list of runs, and where one is asked for.
 ROW_TOKENS = 32
@@ -65,7 +66,7 @@ class TextMaker:
         # Of a run that begins inside a character, the first sign is a replacement.
         if self.model is None:
             return None
-        return str(self.model.tokenizer.decode(token_ids[token_ids >= 0].tolist()))
+        return show_tokens(token_ids.tolist(), self.model.tokenizer.decode)
 
 
 async def read_children(

@@ -158,6 +158,7 @@ def make_planes(
             limits or TenantLimits(max_queued=config.server.max_queued),
             config.server,
             metrics,
+            config.images,
         ),
         admin=make_admin_app(engine, model, doors.token, metrics, config.server, permits),
         authenticator=doors.authenticator,
@@ -197,6 +198,7 @@ def model_settings(config: PrefoldConfig) -> ModelSettings:
         eviction_policy=cache.policy,
         quotas=config.quotas(),
         rehash=model.rehash,
+        image_limits=config.images.limits,
     )
 
 
@@ -204,6 +206,7 @@ def served_model(assembly: Assembly, config: PrefoldConfig) -> ServedModel:
     """Return what clients see of a loaded model."""
     path = Path(assembly.source)
     source = path.resolve().name if path.is_dir() else assembly.source
+    mixer = assembly.mixer
     if config.model.source is None:
         source = SMOLLM2.name
     return ServedModel(
@@ -212,6 +215,7 @@ def served_model(assembly: Assembly, config: PrefoldConfig) -> ServedModel:
         tokenizer=assembly.loaded.tokenizer,
         limits=assembly.config.limits,
         fingerprint=assembly.parts.fingerprint,
+        images=mixer.images,
     )
 
 

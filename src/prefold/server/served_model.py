@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prefold.engine.async_engine import AsyncEngine
 from prefold.engine.config import ModelLimits
+from prefold.engine.prompt_mixer import ImageReader, NoImages
 from prefold.errors import ModelChangedError
 from prefold.identity.fingerprint import Fingerprint
 
@@ -33,6 +34,7 @@ class ServedModel:
         name: What requests name it by.
         created: When it was loaded, in seconds since 1970.
         adapter: The name of the adapter that requests pass; None for the model as it is.
+        images: What makes prompts of its images.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ServedModel:
     limits: ModelLimits
     fingerprint: Fingerprint
     adapter: str | None = None
+    images: ImageReader = NoImages("this model takes no images; send text only")  # noqa: RUF009 -- frozen
 
     def with_adapter(self, name: str, fingerprint: Fingerprint) -> ServedModel:
         """Return what requests for an adapter are served by."""
@@ -90,6 +93,7 @@ class CurrentModel:
                 tokenizer=tokenizer,
                 limits=limits,
                 fingerprint=parts.fingerprint,
+                images=known.images if parts.mixer is None else parts.mixer.images,
             )
         return self._model
 
