@@ -238,6 +238,6 @@ def test_the_name_is_no_part_of_what_requests_are_filed_under(
     for name in "ab":
         engine.adapters.load(name, paths[0])
     model = make_fingerprint(block_size=16)
-    one, two = (engine.adapters.filed_under(model, name) for name in "ab")
-    assert one == two != engine.adapters.filed_under(model, None) == model
+    one, two = (engine.adapters.fingerprint_of(model, name) for name in "ab")
+    assert one == two != engine.adapters.fingerprint_of(model, None) == model
     assert one.of_model == model
