@@ -62,7 +62,7 @@ class ImagesConfig:
                     f"{name} must be a number of seconds above 0 and at most {most:g}"
                 )
         for host in self.remote_hosts:
-            if not isinstance(host, str) or not _HOST.fullmatch(host):
+            if not _HOST.fullmatch(host):
                 raise ConfigError(
                     "remote_hosts must be names of hosts in small letters, such as "
                     "'images.example.org', without a scheme or a port"
