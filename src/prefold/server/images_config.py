@@ -20,8 +20,8 @@ class ImagesConfig:
     Attributes:
         max_images: Images of one request.
         max_pixels: Width times height of each, read from its header before it is decoded.
-        max_media_body_bytes: A request's body of so many bytes, or more, is refused where the
-            model takes images.
+        max_media_body_bytes: A body of so many bytes, or more, is refused where the model
+            takes images.
         remote_hosts: Names of the hosts that images may be fetched from; none by default,
             and then images by URL are refused.
         fetch_timeout_s: Seconds that fetching one image may take.
