@@ -40,7 +40,8 @@ def save_gemma3(directory: Path) -> Path:
             "image_token": "<image>",
         }
     )
-    ids = tokenizer.convert_tokens_to_ids(["<image>", "<begin>", "<end>"])
+    names = ("<image>", "<begin>", "<end>")
+    ids = [tokenizer.get_vocab()[name] for name in names]
     config = Gemma3Config(
         image_token_index=ids[0],
         boi_token_index=ids[1],

@@ -12,10 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from prefold.engine import vision_model
 from prefold.engine.attention import ATTENTION_NAME
 from prefold.engine.attention_parts import set_attention
 from prefold.engine.config import SchedulerConfig
 from prefold.engine.image_limits import ImageLimits
+from prefold.engine.images import DecodedImage, read_image
 from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.mixed_prompt import MixedPrompt
 from prefold.engine.prompt_mixer import ImagePrompt, PromptMixer
@@ -236,6 +238,29 @@ def test_the_tower_runs_only_for_images_that_miss(
     assert not ran
     engine.run(family.prompt(TWO + " two", images(1, 3)))
     assert len(set(ran)) == 1
+
+
+def test_a_file_that_was_sent_before_is_decoded_once_in_its_scope_only(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+
+    def watched(file: bytes, limits: ImageLimits) -> DecodedImage:
+        decoded.append(file)
+        return read_image(file, limits)
+
+    monkeypatch.setattr(vision_model, "read_image", watched)
+    reader = make_mixer(family.loaded, family.directory, ImageLimits()).images
+    text, files = family.prompt("[]", images(1)).text, images(1)
+    decoded.clear()
+    encode = family.loaded.tokenizer.encode
+    first, again, other = (
+        reader.read(text, files, encode, scope) for scope in ("acme", "acme", "other")
+    )
+    assert len(decoded) == 2
+    assert first.spans == again.spans == other.spans
+    [one], [two] = first.sources.values(), again.sources.values()
+    assert torch.equal(one.rows(), two.rows())
 
 
 # -- shared ------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from support.fingerprints import make_fingerprint
 BLOCK = 2
 DOMAIN = Domain("local")
 #: Two contents of two lengths, and two tokens: what can be confused at all.
-DIGESTS = {name: digest("image", name) for name in ("a", "b")}
+_DIGEST = digest("image", "a")
+#: One bit apart: whoever looks at a part of a digest only takes the two for one.
+DIGESTS = {"a": _DIGEST, "b": bytes([_DIGEST[0] ^ 1]) + _DIGEST[1:]}
 LENGTHS = {"a": 2, "b": 3}
 
 # A prompt is a list of tokens and names of contents.

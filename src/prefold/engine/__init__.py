@@ -26,7 +26,7 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``activation`` | adapters that set in somewhere in a prompt |
 | ``mixed_prompt``, ``read_prompt`` | prompts with contents that are no tokens |
 | ``sequence_content``, ``model_inputs`` | the same in a sequence and in a step |
-| ``prompt_mixer``, ``images`` | images and embeddings as they come |
+| ``prompt_mixer``, ``images``, ``known_images`` | images and embeddings as they come |
 | ``vision_model``, ``image_check`` | what a model makes of images, and whether it may |
 | ``sampler``, ``detokenizer`` | logits to tokens, tokens to text |
 """

@@ -98,11 +98,20 @@ def read_images(files: Sequence[bytes], limits: ImageLimits) -> list[DecodedImag
     Raises:
         RequestError: They are too many, too large, or one is no image.
     """
-    if len(files) > limits.max_images:
-        raise RequestError(
-            f"a request may have {limits.max_images} images, got {len(files)}; send fewer"
-        )
+    check_number(len(files), limits)
     return [read_image(file, limits) for file in files]
+
+
+def check_number(number: int, limits: ImageLimits) -> None:
+    """Refuse more images than a request may have.
+
+    Raises:
+        RequestError: Naming the limit.
+    """
+    if number > limits.max_images:
+        raise RequestError(
+            f"a request may have {limits.max_images} images, got {number}; send fewer"
+        )
 
 
 def read_image(file: bytes, limits: ImageLimits) -> DecodedImage:

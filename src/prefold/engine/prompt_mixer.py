@@ -6,7 +6,7 @@ any thread; the engine does so for those that come as an ``ImagePrompt``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,8 +40,21 @@ class ImageReader(Protocol):
         """What stands in a text for an image; None if the model takes none."""
         ...
 
-    def read(self, text: str, images: Sequence[bytes], encode: EncodeText) -> MixedPrompt:
+    def read(
+        self,
+        text: str,
+        images: Sequence[bytes],
+        encode: EncodeText,
+        scope: Hashable = None,
+    ) -> MixedPrompt:
         """Return the prompt.
+
+        Args:
+            text: With a placeholder for each image.
+            images: Files.
+            encode: Makes token ids of the text.
+            scope: Of whom it may show that a file was sent before: it is then read
+                sooner.
 
         Raises:
             RequestError: An image cannot be used, or there are as many as placeholders
@@ -62,9 +75,15 @@ class NoImages:
     def placeholder(self) -> str | None:
         return None
 
-    def read(self, text: str, images: Sequence[bytes], encode: EncodeText) -> MixedPrompt:
+    def read(
+        self,
+        text: str,
+        images: Sequence[bytes],
+        encode: EncodeText,
+        scope: Hashable = None,
+    ) -> MixedPrompt:
         """Refuse."""
-        del text, images, encode
+        del text, images, encode, scope
         raise RequestError(self._reason)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.engine.image_limits import ImageLimits
 from prefold.engine.image_processors import ImageHalf
-from prefold.engine.images import DecodedImage, read_images
+from prefold.engine.images import DecodedImage, check_number, read_image
+from prefold.engine.known_images import KnownImage, KnownImages
 from prefold.engine.mixed_prompt import ContentSource, MixedPrompt
 from prefold.engine.prompt_mixer import EncodeText
 from prefold.errors import RequestError
@@ -50,24 +51,29 @@ _PROCESSOR_FAULTS = (
 _GRID = "image_grid_thw"
 
 
+#: Makes an image's patches, or has them at hand.
+MakePatches = Callable[[], Mapping[str, torch.Tensor]]
+
+
 class TowerImage:
-    """One image's vectors, computed when they are first needed.
+    """One image's vectors, computed when they are first needed."""
 
-    Attributes:
-        inputs: Of the tower; given up once the vectors are there.
-    """
+    __slots__ = ("_make_patches", "_model", "_rows")
 
-    __slots__ = ("_model", "_rows", "inputs")
-
-    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, make_patches: MakePatches) -> None:
         self._model = model
-        self.inputs = inputs
+        self._make_patches: MakePatches | None = make_patches
         self._rows: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        """What the tower is given; nothing once the vectors are there."""
+        return {} if self._make_patches is None else self._make_patches()
 
     def rows(self) -> torch.Tensor:
         if self._rows is None:
             self._rows = run_tower(self._model, self.inputs)
-            self.inputs = {}
+            self._make_patches = None
         return self._rows
 
 
@@ -93,12 +99,14 @@ class _Prepared:
 
     Attributes:
         text: What takes the place of its placeholder.
-        inputs: Of the tower.
+        grid: Of its patches, ``[1, 3]``, where the model counts positions by it.
+        make_patches: Of the tower.
     """
 
     digest: bytes
     text: str = field(repr=False)
-    inputs: Mapping[str, torch.Tensor] = field(repr=False)
+    grid: torch.Tensor | None
+    make_patches: MakePatches = field(repr=False)
 
 
 class VisionModel:
@@ -110,7 +118,9 @@ class VisionModel:
         limits: Of a request's images.
     """
 
-    __slots__ = ("_keywords", "_limits", "_lock", "_model", "_options", "_processor")
+    __slots__ = (
+        *("_keywords", "_known", "_limits", "_lock", "_model", "_options", "_processor"),
+    )
 
     def __init__(
         self, model: PreTrainedModel, processor: ImageHalf, limits: ImageLimits
@@ -123,6 +133,7 @@ class VisionModel:
         self._options = digest("image-processor", _settings_of(processor))
         # Processors are not said to be safe for several threads.
         self._lock = threading.Lock()
+        self._known = KnownImages()
 
     @property
     def placeholder(self) -> str:
@@ -133,14 +144,22 @@ class VisionModel:
         """The id of the token that stands at an image's positions."""
         return self._processor.image_token_id
 
-    def read(self, text: str, images: Sequence[bytes], encode: EncodeText) -> MixedPrompt:
+    def read(
+        self,
+        text: str,
+        images: Sequence[bytes],
+        encode: EncodeText,
+        scope: Hashable = None,
+    ) -> MixedPrompt:
         """Return the prompt of a text with images.
 
         Raises:
             RequestError: An image cannot be used, or there are as many as placeholders
                 not.
         """
-        return self.prepare(text, read_images(images, self._limits), encode)
+        check_number(len(images), self._limits)
+        prepared = [self._read_file(file, scope) for file in images]
+        return self._assemble(text, prepared, encode)
 
     def prepare(
         self, text: str, images: Sequence[DecodedImage], encode: EncodeText
@@ -150,20 +169,45 @@ class VisionModel:
         Raises:
             RequestError: As ``read``.
         """
+        return self._assemble(text, [self._prepare(image) for image in images], encode)
+
+    def _read_file(self, file: bytes, scope: Hashable) -> _Prepared:
+        """Return an image, without decoding one that was read before in its scope."""
+        key = (scope, digest("image-file", file))
+        known = self._known.find(key)
+        if known is None:
+            prepared = self._prepare(read_image(file, self._limits))
+            known = KnownImage(
+                digest=prepared.digest, text=prepared.text, grid=prepared.grid
+            )
+            self._known.add(key, known)
+            return prepared
+        return _Prepared(
+            digest=known.digest,
+            text=known.text,
+            grid=known.grid,
+            # Only if its KV is gone: then it is decoded again.
+            make_patches=lambda: self._prepare(
+                read_image(file, self._limits)
+            ).make_patches(),
+        )
+
+    def _assemble(
+        self, text: str, prepared: Sequence[_Prepared], encode: EncodeText
+    ) -> MixedPrompt:
         pieces = text.split(self.placeholder)
-        if len(pieces) - 1 != len(images):
+        if len(pieces) - 1 != len(prepared):
             raise RequestError(
-                f"the prompt has {len(pieces) - 1} image placeholders for {len(images)} "
+                f"the prompt has {len(pieces) - 1} image placeholders for {len(prepared)} "
                 "images; leave the placeholder out of texts, and give one for each image"
             )
-        prepared = [self._prepare(image) for image in images]
         written = [*(image.text for image in prepared), ""]
         whole = "".join(part for pair in zip(pieces, written, strict=True) for part in pair)
         token_ids = np.array(encode(whole), dtype=TOKEN_DTYPE)
         lengths = [image.text.count(self.placeholder) for image in prepared]
         spans = self._spans(token_ids, prepared, lengths)
         sources: dict[bytes, ContentSource] = {
-            image.digest: TowerImage(self._model, image.inputs) for image in prepared
+            image.digest: TowerImage(self._model, image.make_patches) for image in prepared
         }
         return MixedPrompt(
             token_ids=token_ids,
@@ -190,7 +234,12 @@ class VisionModel:
             (name, tuple(value.shape)) for name, value in sorted(inputs.items())
         )
         options: tuple[Field, ...] = (self._options, text, shapes)
-        return _Prepared(digest=image.digest(options), text=text, inputs=inputs)
+        return _Prepared(
+            digest=image.digest(options),
+            text=text,
+            grid=inputs.get(_GRID),
+            make_patches=lambda: inputs,
+        )
 
     def _spans(
         self, token_ids: TokenIds, images: Sequence[_Prepared], lengths: Sequence[int]
@@ -228,7 +277,7 @@ class VisionModel:
                 "two images stand side by side without a token between them; the model's "
                 "chat template puts some there"
             )
-        grids = [image.inputs[_GRID] for image in images]
+        grids = [image.grid for image in images if image.grid is not None]
         positions, _ = find(
             input_ids=torch.from_numpy(token_ids)[None],
             mm_token_type_ids=torch.from_numpy(is_image.astype(np.int64))[None],

@@ -131,7 +131,9 @@ class ChatRoute:
             # Says why, before anything is fetched or decoded.
             images.read("", (), encode)
         files = self._files.collect(request.messages, tenant)
-        mixed = images.read(self._render(request), files, encode)
+        wish = to_wish(request)
+        scope = (tenant, wish.domain, wish.salt)
+        mixed = images.read(self._render(request), files, encode, scope)
         check_ids(mixed.token_ids, self._model.limits)
         return _ReadChat(token_ids=mixed.marked_ids(), mixed=mixed)
 

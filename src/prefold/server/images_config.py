@@ -20,8 +20,8 @@ class ImagesConfig:
     Attributes:
         max_images: Images of one request.
         max_pixels: Width times height of each, read from its header before it is decoded.
-        max_body_bytes: A request's body of so many bytes, or more, is refused where the
-            model takes images.
+        max_media_body_bytes: A body of so many bytes, or more, is refused where the model
+            takes images.
         remote_hosts: Names of the hosts that images may be fetched from; none by default,
             and then images by URL are refused.
         fetch_timeout_s: Seconds that fetching one image may take.
@@ -33,7 +33,7 @@ class ImagesConfig:
 
     max_images: int = 8
     max_pixels: int = 20_000_000
-    max_body_bytes: int = 16 * 2**20
+    max_media_body_bytes: int = 16 * 2**20
     remote_hosts: tuple[str, ...] = ()
     fetch_timeout_s: float = 10.0
     max_fetched_bytes: int = 10_000_000
@@ -44,7 +44,7 @@ class ImagesConfig:
     def __post_init__(self) -> None:
         self.limits.max_images  # noqa: B018 -- checks the two
         for name in (
-            "max_body_bytes",
+            "max_media_body_bytes",
             "max_fetched_bytes",
             "max_uploads",
             "max_upload_bytes",
@@ -62,7 +62,7 @@ class ImagesConfig:
                     f"{name} must be a number of seconds above 0 and at most {most:g}"
                 )
         for host in self.remote_hosts:
-            if not isinstance(host, str) or not _HOST.fullmatch(host):
+            if not _HOST.fullmatch(host):
                 raise ConfigError(
                     "remote_hosts must be names of hosts in small letters, such as "
                     "'images.example.org', without a scheme or a port"

@@ -87,7 +87,7 @@ def make_public_app(  # noqa: PLR0913, PLR0917 -- what a plane is made of
                 BodyReader,
                 max_body_bytes=config.max_body_bytes,
                 limits=JsonLimits(max_depth=config.max_depth),
-                max_bytes_by_path=dict.fromkeys(larger, images.max_body_bytes),
+                max_bytes_by_path=dict.fromkeys(larger, images.max_media_body_bytes),
             ),
         ],
     )
