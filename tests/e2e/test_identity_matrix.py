@@ -137,6 +137,7 @@ def test_parts_of_an_identity_that_look_alike_are_not_taken_for_each_other(
     base, with_adapter = (side.make_engine(cache, store) for side in (plain, adapted))
     cases = (
         (with_adapter, Domain("t")),
+        (base, Domain("t")),
         (base, Domain("t", salt=b"x")),
         (base, Domain("x")),
         (base, Domain("org_1", salt=b"2345")),
