@@ -83,7 +83,7 @@ def test_there_is_an_end_to_names(engine: TinyEngine, paths: list[Path]) -> None
 def test_requests_for_what_is_not_loaded_are_refused(engine: TinyEngine) -> None:
     for call in (engine.run, engine.lookup):
         with pytest.raises(UnknownAdapterError):
-            call(PROMPT, options=WITH_A)  # type: ignore[operator]
+            call(PROMPT, options=WITH_A)
     with pytest.raises(RequestError, match="adapter must be the name"):
         RequestOptions(adapter=3)  # type: ignore[arg-type]
     engine.assert_nothing_is_held()
@@ -232,12 +232,12 @@ def test_an_adapter_that_does_not_fit_is_found(
         engine.check_invariants()
 
 
-def test_the_name_is_no_part_of_what_requests_are_filed_under(
+def test_the_name_is_no_part_of_what_requests_are_fingerprint_of(
     engine: TinyEngine, paths: list[Path]
 ) -> None:
     for name in "ab":
         engine.adapters.load(name, paths[0])
     model = make_fingerprint(block_size=16)
-    one, two = (engine.adapters.filed_under(model, name) for name in "ab")
-    assert one == two != engine.adapters.filed_under(model, None) == model
+    one, two = (engine.adapters.fingerprint_of(model, name) for name in "ab")
+    assert one == two != engine.adapters.fingerprint_of(model, None) == model
     assert one.of_model == model
