@@ -35,6 +35,9 @@ JOBS = st.lists(
     max_size=6,
 )
 
+#: Each is some steps of a model; fewer than the profile's.
+_NUM_EXAMPLES = settings().max_examples // 4
+
 Key = tuple[tuple[int, ...], str | None]
 
 
@@ -95,7 +98,7 @@ def num_shared(one: list[int], other: list[int]) -> int:
     return common
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=_NUM_EXAMPLES)
 @given(JOBS, st.sampled_from([7, 16, 64]))
 def test_every_request_has_the_bits_it_has_alone(
     loaded: LoadedModel,
@@ -158,4 +161,5 @@ def test_both_ways_of_multiplying_agree(
         output = engine.run([1, 2] * 9, greedy(1), RequestOptions(adapter="b"))
         assert output.logits is not None
         logits.append(output.logits)
-    assert torch.allclose(*logits, atol=1e-4)
+    one, other = logits
+    assert torch.allclose(one, other, atol=1e-4)

@@ -109,5 +109,5 @@ def save_merged(model: Path, adapter: Path, directory: Path, scale: float) -> Pa
         layer = merged.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         layer.weight.data += scale * (up.double() @ down.double())
-    merged.float().save_pretrained(directory)
+    merged.to(torch.float32).save_pretrained(directory)
     return directory

@@ -28,7 +28,7 @@ def split_off(tree: PrefixTree, numbers: Numbers) -> list[Node]:
     Splits where such a block lies inside a run: what comes before it stays. O(cached
     tokens).
     """
-    found = []
+    found: list[Node] = []
     for node in nodes_below(tree, (tree.root,)):
         place = _first(node.tokens, numbers)
         if place is None or _has_above(node, found):

@@ -40,7 +40,10 @@ def recorded_targets(model: nn.Module, num_rows: int) -> Iterator[dict[str, Line
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if module is not head and (is_linear(module) or isinstance(module, Conv1D))
+        if module is not head
+        and (is_linear(module) or isinstance(module, Conv1D))
+        # A mixture's router keeps its panels in a layer that has no name elsewhere.
+        and not name.endswith(".packed")
     }
     num_calls = dict.fromkeys(candidates, 0)
     found: dict[str, LinearShape] = {}

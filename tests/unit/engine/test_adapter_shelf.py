@@ -83,7 +83,7 @@ def test_there_is_an_end_to_names(engine: TinyEngine, paths: list[Path]) -> None
 def test_requests_for_what_is_not_loaded_are_refused(engine: TinyEngine) -> None:
     for call in (engine.run, engine.lookup):
         with pytest.raises(UnknownAdapterError):
-            call(PROMPT, options=WITH_A)  # type: ignore[operator]
+            call(PROMPT, options=WITH_A)
     with pytest.raises(RequestError, match="adapter must be the name"):
         RequestOptions(adapter=3)  # type: ignore[arg-type]
     engine.assert_nothing_is_held()
@@ -217,10 +217,10 @@ def test_approvals_are_for_one_adapter(engine: TinyEngine, paths: list[Path]) ->
 def test_a_new_host_keeps_only_what_fits(engine: TinyEngine, paths: list[Path]) -> None:
     engine.adapters.load("a", paths[0])
     engine.adapters.rebase(engine.parts.adapter_host)
-    assert engine.adapters.names == ("a",)
+    assert list(engine.adapters.names) == ["a"]
     host = engine.adapters.needed_host()
     engine.adapters.rebase(replace(host, dtype=torch.bfloat16))
-    assert engine.adapters.names == ()
+    assert list(engine.adapters.names) == []
 
 
 def test_an_adapter_that_does_not_fit_is_found(
@@ -232,7 +232,7 @@ def test_an_adapter_that_does_not_fit_is_found(
         engine.check_invariants()
 
 
-def test_the_name_is_no_part_of_what_requests_are_filed_under(
+def test_the_name_is_no_part_of_what_requests_are_fingerprint_of(
     engine: TinyEngine, paths: list[Path]
 ) -> None:
     for name in "ab":
