@@ -99,7 +99,7 @@ class Bench:
 
     def prompt(self, length: int) -> list[int]:
         vocab_size = self.engine.config.limits.vocab_size
-        return self.rng.integers(0, vocab_size, length).tolist()
+        return [int(token) for token in self.rng.integers(0, vocab_size, length)]
 
     def submit_batch(self, *, length: int, max_tokens: int, is_mixed: bool) -> None:
         """Queue a batch; mixed, the adapters and the model take turns."""

@@ -25,7 +25,12 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Idefics3Config, Idefics3Processor, PreTrainedTokenizerFast
+from transformers import (
+    Idefics3Config,
+    Idefics3Processor,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto import AutoModelForImageTextToText
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     Idefics3ImageProcessorPil,
@@ -52,7 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     tokenizer.add_special_tokens({"additional_special_tokens": list(_TOKENS)})
     return tokenizer
@@ -62,7 +67,7 @@ def save_model(directory: Path, hidden: int, layers: int) -> None:
     """Write a model of random weights whose images fill 64 positions."""
     tokenizer = make_tokenizer()
     config = Idefics3Config(
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_id=tokenizer.get_vocab()["<image>"],
         scale_factor=2,
         vision_config={
             "hidden_size": 256,
@@ -86,7 +91,9 @@ def save_model(directory: Path, hidden: int, layers: int) -> None:
         },
     )
     torch.manual_seed(0)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(directory)
+    # transformers leaves this call without annotations.
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(directory)
     processor = Idefics3ImageProcessorPil(
         size={"longest_edge": _IMAGE_SIZE},
         max_image_size={"longest_edge": _IMAGE_SIZE},

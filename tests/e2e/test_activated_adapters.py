@@ -240,7 +240,7 @@ def test_keys_hold_the_whole_digest(
     other = make_engine(loaded, {"b": paths["two"], "a": paths["one"]})
     keys = []
     for each, name in ((engine, "one"), (other, "a"), (engine, "two")):
-        filed = each._intake.file(np.array(CALLED, TOKEN_DTYPE), name)
+        filed = each._intake.file(each._intake.read(CALLED), name)
         of = each.cache.keys.of
         keys.append(of(filed.fingerprint, Domain("local"), filed.tokens))
         run(each, CALLED, name)

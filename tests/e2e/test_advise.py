@@ -72,22 +72,23 @@ def test_a_model_s_own_tokenizer_counts_the_tokens(tmp_path: Path) -> None:
         for text in ("Où est le colis ?", "订单在哪里", "Где заказ?", "x = [1, 2]\n" * 9)
     ]
     path = write_lines(tmp_path / "log.jsonl", [{"prompt": prompt} for prompt in prompts])
-    counted = []
+    documents = []
     for place in (model, model / "tokenizer.json"):
         done = run(str(path), "--json", "--tokenizer", str(place))
         assert done.returncode == 0, done.stderr
-        document = json.loads(done.stdout)
-        assert not any("tokenizer" in note for note in document["notes"])
-        counted.append(document["prompt_tokens"])
+        documents.append(json.loads(done.stdout))
+        assert not any("tokenizer" in note for note in documents[-1]["notes"])
     ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    assert counted == 2 * [sum(map(len, ids))]
+    document = documents[0]
+    assert documents == 2 * [document]
+    assert document["prompt_tokens"] == sum(map(len, ids))
     # Each finds the rules that the one before left behind, up to a block's end.
     num_rules = len(tokenizer.encode(RULES, add_special_tokens=False))
     hits = document["hit_rate"] * document["prompt_tokens"]
     assert 3 * (num_rules - 32) < hits <= 3 * num_rules
     without = json.loads(run(str(path), "--json").stdout)
     assert any("no tokenizer" in note for note in without["notes"])
-    assert without["prompt_tokens"] != counted[0]
+    assert without["prompt_tokens"] != document["prompt_tokens"]
 
 
 def test_a_broken_tokenizer_is_told_and_bytes_are_counted(tmp_path: Path) -> None:

@@ -109,5 +109,6 @@ def save_merged(model: Path, adapter: Path, directory: Path, scale: float) -> Pa
         layer = merged.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         layer.weight.data += scale * (up.double() @ down.double())
-    merged.to(torch.float32).save_pretrained(directory)
+    # What the decorated method takes is lost on the type checker.
+    merged.to(torch.float32).save_pretrained(directory)  # type: ignore[arg-type]
     return directory

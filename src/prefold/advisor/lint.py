@@ -258,7 +258,7 @@ def _sorting(
     prompts: Sequence[LoggedPrompt], sample: Sequence[Parting], place: Place
 ) -> Rewriting:
     """Return how to sort the list at a place: what lets most prompts agree further."""
-    ways = (
+    ways: tuple[Rewriting, ...] = (
         SortJson(label=place.label, sorts_lists=True),
         SortLines(label=place.label, index=place.index),
     )

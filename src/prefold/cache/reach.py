@@ -115,11 +115,8 @@ def reach_of(
     """
     grave = Grave(now, selector_kind(selector))
     match selector:
-        case ByField(name="adapter", value=bytes(digest)):
-            its = trees.where(partial(_is_meant, selector))
-            return _of_adapter(its, trees.all(), contents.numbers_of(digest), grave)
         case Everything() | ByFingerprint() | ByField():
-            return _of_trees(trees.where(partial(_is_meant, selector)), grave)
+            return _of_computed(selector, trees, contents, grave)
         case ByDomain():
             return _of_domain(selector, trees.all(), grave)
         case ByApproved(approval_id=wanted):
@@ -134,6 +131,20 @@ def reach_of(
                 kill=lambda: [_kill_older(tree, limit, grave) for tree in its],
                 born_before=limit,
             )
+
+
+def _of_computed(
+    selector: Everything | ByFingerprint | ByField,
+    trees: Trees,
+    contents: ContentIds,
+    grave: Grave,
+) -> Reach:
+    its = trees.where(partial(_is_meant, selector))
+    match selector:
+        case ByField(name="adapter", value=bytes(digest)):
+            return _of_adapter(its, trees.all(), contents.numbers_of(digest), grave)
+        case _:
+            return _of_trees(its, grave)
 
 
 def _is_meant(

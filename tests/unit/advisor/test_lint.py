@@ -110,7 +110,7 @@ def test_what_is_hidden_behind_another_is_found_next() -> None:
 
 def tools(number: int, shuffle: str) -> str:
     order = rng(number)
-    made = [
+    made: list[dict[str, object]] = [
         {"type": "function", "name": f"tool_{n}", "description": f"Does {n}. " * 20}
         for n in range(8)
     ]
