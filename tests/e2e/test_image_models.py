@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3Config, Gemma3Processor
+from transformers import Gemma3Config, Gemma3Processor, PreTrainedTokenizerFast
 from transformers.models.auto import AutoModelForImageTextToText
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
@@ -21,7 +21,7 @@ from prefold.engine.prompt_mixer import ImagePrompt
 from prefold.engine.request import FinishReason
 from prefold.engine.vision_model import VisionModel
 from prefold.errors import ConfigError, RequestError
-from support.tiny_models import make_tokenizer
+from support.tiny_models import END_TOKEN, make_tokenizer
 from support.tiny_vision import make_png, save_idefics3, save_qwen2_5_vl
 
 pytestmark = pytest.mark.e2e
@@ -31,14 +31,14 @@ SETTINGS = ModelSettings(cache_blocks=64, block_size=4)
 
 def save_gemma3(directory: Path) -> Path:
     """Write a tiny Gemma 3, whose image positions see each other in both directions."""
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens(
-        {
-            "additional_special_tokens": ["<image>", "<begin>", "<end>"],
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=make_tokenizer().backend_tokenizer,
+        eos_token=END_TOKEN,
+        extra_special_tokens={
             "boi_token": "<begin>",
             "eoi_token": "<end>",
             "image_token": "<image>",
-        }
+        },
     )
     names = ("<image>", "<begin>", "<end>")
     ids = [tokenizer.get_vocab()[name] for name in names]
