@@ -76,7 +76,9 @@ def test_a_picture_lies_as_its_file_says() -> None:
     assert np.array_equal(upright.pixels, np.rot90(make_pixels(1, 8, 12), -1))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"]
+)
 def test_every_mode_becomes_red_green_and_blue(mode: str) -> None:
     grey = Image.fromarray(make_pixels(1, 8, 12, channels=0))
     picture = grey.convert("I").convert(mode) if mode == "I;16" else grey.convert(mode)
@@ -92,7 +94,10 @@ def test_what_is_clear_is_white() -> None:
 
 def chunk(kind: bytes, data: bytes) -> bytes:
     return (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
     )
 
 
