@@ -21,11 +21,15 @@ DOMAIN = Domain("local")
 #: Two contents of two lengths, and two tokens: what can be confused at all.
 _DIGEST = digest("image", "a")
 #: One bit apart: whoever looks at a part of a digest only takes the two for one.
-DIGESTS = {"a": _DIGEST, "b": bytes([_DIGEST[0] ^ 1]) + _DIGEST[1:]}
-LENGTHS = {"a": 2, "b": 3}
+DIGESTS = {
+    "a": _DIGEST,
+    "b": bytes([_DIGEST[0] ^ 1]) + _DIGEST[1:],
+    "c": _DIGEST[:-1] + bytes([_DIGEST[-1] ^ 1]),
+}
+LENGTHS = {"a": 2, "b": 3, "c": 2}
 
 # A prompt is a list of tokens and names of contents.
-PROMPTS = st.lists(st.sampled_from([0, 1, "a", "b"]), min_size=1, max_size=5)
+PROMPTS = st.lists(st.sampled_from([0, 1, "a", "b", "c"]), min_size=1, max_size=5)
 
 
 class Contents:
@@ -43,9 +47,15 @@ class Contents:
             if isinstance(part, int):
                 meaning.append(part)
                 continue
-            start = len(meaning)
-            meaning += [(DIGESTS[part], offset) for offset in range(LENGTHS[part])]
-            spans.append(ContentSpan(start, len(meaning), DIGESTS[part]))
+            start, key = len(meaning), DIGESTS[part]
+            if part == "c":
+                # One content in two stretches, as an image that is cut into rows.
+                meaning += [(key, 0), 1, (key, 1)]
+                spans.append(ContentSpan(start, start + 1, key))
+                spans.append(ContentSpan(start + 2, start + 3, key, 1))
+                continue
+            meaning += [(key, offset) for offset in range(LENGTHS[part])]
+            spans.append(ContentSpan(start, len(meaning), key))
         tokens = np.array([m if isinstance(m, int) else 0 for m in meaning], TOKEN_DTYPE)
         self.held += self.cache.keys.contents.number(tokens, spans)
         return tokens, meaning

@@ -1,4 +1,4 @@
-"""Tiny vision-language models for tests: random weights, real processors."""
+"""Tiny vision-language models for tests: random weights and real processors."""
 
 from __future__ import annotations
 

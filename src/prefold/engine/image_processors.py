@@ -30,11 +30,13 @@ class ImageHalf(Protocol):
         image_token: What stands in a text for an image.
         image_token_id: The token that stands at an image's positions.
         image_processor: Makes patches of pixels.
+        tokenizer: The model's.
     """
 
     image_token: str
     image_token_id: int
     image_processor: ImagePatcher
+    tokenizer: PreTrainedTokenizerBase
 
     def replace_image_token(self, image_inputs: object, image_idx: int) -> str:
         """Return the text that takes the place of an image's placeholder."""

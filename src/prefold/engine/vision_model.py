@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from prefold.blocks.table import TOKEN_DTYPE, TokenIds
 from prefold.engine.image_limits import ImageLimits
@@ -119,7 +119,8 @@ class VisionModel:
     """
 
     __slots__ = (
-        *("_keywords", "_known", "_limits", "_lock", "_model", "_options", "_processor"),
+        *("_filler", "_keywords", "_known", "_limits", "_lock", "_model", "_options"),
+        *("_processor", "token_id"),
     )
 
     def __init__(
@@ -134,15 +135,13 @@ class VisionModel:
         # Processors are not said to be safe for several threads.
         self._lock = threading.Lock()
         self._known = KnownImages()
+        #: The token at an image's positions; not always that of its placeholder.
+        self.token_id = _filling_id(model.config, processor)
+        self._filler = str(processor.tokenizer.convert_ids_to_tokens(self.token_id))
 
     @property
     def placeholder(self) -> str:
         return self._processor.image_token
-
-    @property
-    def token_id(self) -> int:
-        """The id of the token that stands at an image's positions."""
-        return self._processor.image_token_id
 
     def read(
         self,
@@ -204,7 +203,7 @@ class VisionModel:
         written = [*(image.text for image in prepared), ""]
         whole = "".join(part for pair in zip(pieces, written, strict=True) for part in pair)
         token_ids = np.array(encode(whole), dtype=TOKEN_DTYPE)
-        lengths = [image.text.count(self.placeholder) for image in prepared]
+        lengths = [image.text.count(self._filler) for image in prepared]
         spans = self._spans(token_ids, prepared, lengths)
         sources: dict[bytes, ContentSource] = {
             image.digest: TowerImage(self._model, image.make_patches) for image in prepared
@@ -285,6 +284,15 @@ class VisionModel:
         )
         found: npt.NDArray[np.int64] = positions[:, 0].cpu().numpy()
         return found
+
+
+def _filling_id(config: PreTrainedConfig, processor: ImageHalf) -> int:
+    entries = config.to_dict()
+    # ``image_token_index`` is what older families call it.
+    for name in ("image_token_id", "image_token_index"):
+        if isinstance(entries.get(name), int):
+            return int(entries[name])
+    return processor.image_token_id
 
 
 def _settings_of(processor: ImageHalf) -> str:

@@ -24,6 +24,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("location", "http://127.0.0.1/secret")
             self.end_headers()
+        elif self.path == "/head":
+            # Without an end: only the deadline of all of it ends this.
+            while not gone.wait(0.02):
+                self.wfile.write(b"x")
+                self.wfile.flush()
         elif self.path == "/drip":
             self.send_response(200)
             self.end_headers()
@@ -149,7 +154,7 @@ def test_urls_that_could_mean_something_else_are_not_followed(port: int, url: st
     assert world.dialled == []
 
 
-@pytest.mark.parametrize("path", ["moved", "large", "drip"])
+@pytest.mark.parametrize("path", ["moved", "large", "drip", "head"])
 def test_redirects_and_too_much_or_too_slow_are_given_up(port: int, path: str) -> None:
     world = World(port, [[PUBLIC]])
     with pytest.raises(HttpError) as caught:
