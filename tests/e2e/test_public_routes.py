@@ -542,6 +542,9 @@ def test_every_route_but_one_needs_a_key(tmp_path: Path) -> None:
         ("POST", TEXT, text_body("x", max_tokens=1), 200),
         ("POST", CHAT, chat_body("x", max_tokens=1), 200),
         ("POST", "/tokenize", {"prompt": "x"}, 200),
+        # JSON is no file; but whose key is good is told so.
+        ("POST", "/v1/files", {}, 400),
+        ("DELETE", "/v1/files/{file_id}", None, 404),
     ]
 
     async def test() -> None:
@@ -577,7 +580,7 @@ async def ask(
 ) -> Answer:
     if method == "POST":
         return await plane.post(url, body, key=key)
-    return await plane.get(url, key=key)
+    return await plane.ask(method, url, key=key)
 
 
 # -- other routes ------------------------------------------------------------------------
@@ -620,6 +623,8 @@ def test_the_model_can_be_found() -> None:
                 "created": 1_700_000_000,
                 "owned_by": "prefold",
                 "max_model_len": 2048,
+                "root": "chain",
+                "parent": None,
             }
 
     run(test)

@@ -38,16 +38,24 @@ NUM_EXAMPLES = 200 if os.environ.get("PREFOLD_SOAK") else 15
 _URL = "http://127.0.0.1:8000"
 
 PUBLIC = [
+    "DELETE /v1/files/{file_id}",
     "GET /health",
     "GET /v1/models",
     "GET /v1/models/{name}",
     "POST /tokenize",
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/files",
 ]
-#: Their bodies name something that has to be there.
+#: Their bodies name something that has to be there, or hold a file.
 NAMING = frozenset(
-    {"POST /cache/withdraw", "POST /cache/pin", "POST /cache/unpin", "POST /adapters"}
+    {
+        "POST /adapters",
+        "POST /cache/pin",
+        "POST /cache/unpin",
+        "POST /cache/withdraw",
+        "POST /v1/files",
+    }
 )
 ADMIN = [
     "DELETE /adapters/{name}",
@@ -316,7 +324,8 @@ def _fit(case: Case[Any]) -> None:
     for name, limit in (("n", 2), ("max_tokens", 8)):
         if isinstance(body.get(name), int):
             body[name] = min(body[name], limit)
-    for name in ("best_of", "logit_bias", "stream_options", "max_completion_tokens"):
+    # Any text is a name by the document; there are no adapters.
+    for name in ("adapter", "best_of", "logit_bias", "stream_options", "max_completion_tokens"):
         body.pop(name, None)
     case.body = body
 

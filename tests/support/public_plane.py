@@ -131,6 +131,10 @@ class PublicPlane:
     async def get(self, path: str, **more: Any) -> Answer:
         return await request(self.app, "GET", path, **more)
 
+    async def ask(self, method: str, path: str, **more: Any) -> Answer:
+        """Send a request without a body."""
+        return await request(self.app, method, path, **more)
+
     async def complete(self, prompt: object, **fields: Any) -> Any:
         """Return a completion that must succeed."""
         answer = await self.post(TEXT, text_body(prompt, **fields))
