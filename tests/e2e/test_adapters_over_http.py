@@ -297,7 +297,7 @@ def test_operators_warm_and_look_up_for_an_adapter(
             assert looked.json()["prompts"][0]["hit_tokens"] == row["hit_tokens"] > 0
             assert (await clients.ask("one"))[1] == row["hit_tokens"]
             assert (await clients.ask("model"))[1] == 0
-            runs = (await clients.admin.get("/cache/runs")).json()["runs"]
+            runs = (await clients.admin.get("/cache/runs")).json()["data"]
             answers = [
                 await clients.admin.post(
                     f"/cache/runs/{run['id']}/approve", json={"label": str(index)}

@@ -543,7 +543,7 @@ def test_every_route_but_one_needs_a_key(tmp_path: Path) -> None:
         ("POST", CHAT, chat_body("x", max_tokens=1), 200),
         ("POST", "/tokenize", {"prompt": "x"}, 200),
         # JSON is no file; but whose key is good is told so.
-        ("POST", "/v1/files", {}, 400),
+        ("POST", "/v1/files", {}, 415),
         ("DELETE", "/v1/files/{file_id}", None, 404),
     ]
 

@@ -506,7 +506,7 @@ _ROUTES: dict[tuple[str, str], Any] = {
     ("DELETE", "/v1/files/{file_id}"): None,
 }
 #: What a good key gets where the body names nothing that is there, or holds no file.
-_STATUS = {("POST", "/v1/files"): 400, ("DELETE", "/v1/files/{file_id}"): 404}
+_STATUS = {("POST", "/v1/files"): 415, ("DELETE", "/v1/files/{file_id}"): 404}
 
 
 def test_every_route_and_every_credential(tmp_path: Path) -> None:
