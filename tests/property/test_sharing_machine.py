@@ -639,3 +639,33 @@ def _whole(selector: ByPrefix) -> tuple[int, ...]:
 TestSharing = SharingMachine.TestCase
 # A rule makes several moves, each of which is checked.
 TestSharing.settings = settings(max_examples=settings().max_examples // 2)
+
+
+#: A history in which the run that a copy is pending from is joined with the one before it.
+_JOINED = [
+    7_553,
+    3_046_507,
+    100_000,
+    9_012,
+    77_050,
+    1_038_019,
+    145_508,
+    8_684_750,
+    6_576,
+    11_468,
+    435_021,
+    46,
+    3_096_194,
+    5_558,
+    2_754,
+    26_878,
+    381_200_616,
+]
+
+
+def test_a_pending_copy_is_from_the_same_block_after_runs_are_joined() -> None:
+    state = SharingMachine()
+    state.make(counts_all=False)
+    for seed in _JOINED:
+        state.move(seed=seed)
+    state.teardown()

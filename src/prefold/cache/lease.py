@@ -156,7 +156,8 @@ class Lease:
         if self.copy_source is None or not self.num_published <= index < len(self.table):
             return None
         return BlockCopy(
-            source=BlockId(int(self.copy_source.block_ids[0])),
+            # It was pinned with one block, and may have been joined with what is before it.
+            source=BlockId(int(self.copy_source.block_ids[-1])),
             target=BlockId(int(self.table.ids[index])),
             num_tokens=self.num_copy_tokens,
         )
