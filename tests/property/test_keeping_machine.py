@@ -28,6 +28,7 @@ from prefold.eviction.registry import POLICIES
 from prefold.identity.domain import Domain
 from prefold.tree.account import Account
 from prefold.tree.invalidation import nodes_below
+from prefold.tree.path import path_to
 from support.fingerprints import make_fingerprint
 from support.running import as_tokens
 from support.settable_clock import SettableClock
@@ -108,7 +109,9 @@ class KeepingMachine(RuleBasedStateMachine):
             self.fingerprint, domain, as_tokens(tokens), retention=wish
         )
         hit = lease.num_matched_tokens
-        self._note_use(domain, tokens[:hit], wish)
+        # What is found by an approval goes with it, whatever was wished.
+        is_own = not any(node.readers.is_approved for node in path_to(lease.node))
+        self._note_use(domain, tokens[: hit * is_own], wish)
         computed = lease.num_matched_tokens
         try:
             self.cache.reserve(lease, len(tokens))
@@ -121,7 +124,7 @@ class KeepingMachine(RuleBasedStateMachine):
             self.clock.advance(dice.choice([0.0, 0.5]))
             computed = len(tokens)
         self.cache.release(lease, as_tokens(tokens), computed)
-        self._note_use(domain, tokens[:computed], wish)
+        self._note_use(domain, tokens[: computed * is_own], wish)
         self._check_protected(before)
 
     def fill(self, dice: Random) -> None:

@@ -517,6 +517,8 @@ class SharingMachine(RuleBasedStateMachine):
             access = Access(read=True, write=False, approved=asked.wanted)
         # Ends what has expired, which who approves sees while it is there.
         self.cache.version(self.fingerprints[number])
+        # A lease sweeps first, and what is swept is the newest loss there is to tell of.
+        self.cache.room.sweep()
         self._sync()
         self._check_hit(number, asked, tokens)
         seen = self.cache.lookup(
