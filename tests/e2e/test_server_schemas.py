@@ -329,7 +329,13 @@ def _fit(case: Case[Any]) -> None:
         if isinstance(body.get(name), int):
             body[name] = min(body[name], limit)
     # Any text is a name by the document; there are no adapters.
-    for name in ("adapter", "best_of", "logit_bias", "stream_options", "max_completion_tokens"):
+    for name in (
+        "adapter",
+        "best_of",
+        "logit_bias",
+        "stream_options",
+        "max_completion_tokens",
+    ):
         body.pop(name, None)
     case.body = body
 
