@@ -317,8 +317,8 @@ def _fit(case: Case[Any]) -> None:
         body = {"domain": body["domain"], **prefix}
     if case.operation.label == "POST /cache/warm":
         # Images are refused, and so are names of what is not there.
-        kept = {name: body[name] for name in ("ttl_s", "priority") if name in body}
-        body = {**kept, "prompt": "x"}
+        body = {name: body[name] for name in body if name in ("ttl_s", "priority")}
+        body["prompt"] = "x"
     if case.operation.label == "POST /cache/invalidate":
         names = [name for name in body if name in ("domain", "older_than_s", "approval")]
         found = {name: body[name] for name in names[:1] if body[name] is not None}
