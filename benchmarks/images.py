@@ -57,6 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    # As is the call of a model's maker below, left by transformers without annotations.
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     tokenizer.add_special_tokens({"additional_special_tokens": list(_TOKENS)})

@@ -98,6 +98,7 @@ def fuse_mlp(module: nn.Module) -> str | None:
     fused = FusedMlp(module)
     gate = module.get_submodule("gate_proj")
     generator = torch.Generator().manual_seed(0)
+    # What modules hold are tensors or modules, mypy believes; these are numbers.
     rows = torch.randn(1, _TRIAL_ROWS, int(gate.in_features), generator=generator)  # type: ignore[arg-type]
     states = rows.to(gate.panels.dtype)  # type: ignore[arg-type]
     wanted = fused.plain(states)

@@ -235,4 +235,5 @@ def _note_mask(
 def _whole_mask(**keywords: object) -> torch.Tensor | None:
     # Written out also where it is the plain causal one.
     changed = {**keywords, "allow_is_causal_skip": False}
+    # Handed through as they came, whatever their types.
     return sdpa_mask(**changed)  # type: ignore[arg-type]

@@ -71,6 +71,7 @@ class QwenImageProcessor(Qwen2_5_VLProcessor):
         self.video_token = "<|video_pad|>"  # noqa: S105 -- a token of text
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+        # transformers leaves this and what loads processors without annotations.
         ProcessorMixin.__init__(  # type: ignore[no-untyped-call]
             self, image_processor, tokenizer, chat_template=chat_template
         )
