@@ -62,6 +62,9 @@ ROUTES = {
     ("POST", "/cache/withdraw"): True,
     ("POST", "/cache/invalidate"): True,
     ("DELETE", "/domains/{path:path}"): True,
+    ("GET", "/adapters"): True,
+    ("POST", "/adapters"): True,
+    ("DELETE", "/adapters/{name:path}"): True,
     ("POST", "/model/swap"): True,
     ("POST", "/model/reload-template"): True,
     ("GET", "/openapi.json"): True,
@@ -116,6 +119,7 @@ def url_of(path: str) -> str:
         path.replace("{id}", "0-1")
         .replace("{request_id}", "abc")
         .replace("{path:path}", "nobody")
+        .replace("{name:path}", "nothing")
     )
 
 
