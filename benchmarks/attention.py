@@ -17,9 +17,7 @@ the rounds' own.
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
@@ -32,6 +30,7 @@ from prefold.engine.kv_store import KvStore
 from prefold.engine.native import NATIVE, describe_attention
 from prefold.engine.quantization import scale_itemsize
 from prefold.engine.step_attention import attention_over, order_for
+from timing import print_report, ratio_of, time_in_turns
 
 _BLOCK_SIZE = 16
 _HEADS, _KV_HEADS, _SIZE = 9, 3, 64
@@ -42,8 +41,6 @@ _READ_SHARE = 0.7
 _FLOOR_MULTIPLE = 1.7
 _SHARING_GAIN = 2.5
 _PREFILL_SHARE = 0.5
-
-Work = Callable[[], object]
 
 
 class Load:
@@ -160,11 +157,7 @@ def main() -> int:
             "shared": _shared(args, layers=10),
             "prefill": _prefill(args, layers=2),
         }
-    if args.json:
-        print(json.dumps(report))
-    else:
-        for name, figures in report.items():
-            print(f"{name}: {figures}")
+    print_report(report, as_json=args.json)
     return 0
 
 
@@ -177,36 +170,20 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _time_in_turns(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of every round, after one that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(rounds + 1):
-        for name, work in works.items():
-            began_at = time.perf_counter()
-            work()
-            if number:
-                times[name].append(time.perf_counter() - began_at)
-    return times
-
-
-def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    return median(a / b for a, b in zip(above, below, strict=True))
-
-
 def _decode(
     lengths: Sequence[int], args: argparse.Namespace, *, layers: int
 ) -> dict[str, object]:
     load = Load(lengths, num_layers=layers)
-    times = _time_in_turns(
+    times = time_in_turns(
         {"attend": load.attend, "read": load.read, "in_place": load.read_in_place},
         args.rounds,
     )
-    ratio = _ratio(times["read"], times["attend"])
+    ratio = ratio_of(times["read"], times["attend"])
     return {
         "gb_per_s": load.num_bytes / median(times["attend"]) / 1e9,
         "read_gb_per_s": load.num_bytes / median(times["read"]) / 1e9,
         "ratio": ratio,
-        "in_place_ratio": _ratio(times["in_place"], times["attend"]),
+        "in_place_ratio": ratio_of(times["in_place"], times["attend"]),
         "bound": _READ_SHARE,
         "holds": ratio >= _READ_SHARE,
     }
@@ -218,7 +195,7 @@ def _shared(args: argparse.Namespace, *, layers: int) -> dict[str, object]:
     load = Load(lengths, num_layers=layers, shared=shared)
     apart = Load(lengths, num_layers=layers)
     left, right = torch.randn(2, 2048 // args.shrink, 2048 // args.shrink)
-    times = _time_in_turns(
+    times = time_in_turns(
         {
             "attend": load.attend,
             "apart": apart.attend,
@@ -233,8 +210,8 @@ def _shared(args: argparse.Namespace, *, layers: int) -> dict[str, object]:
         for read, product in zip(times["read"], times["product"], strict=True)
     ]
     multiple, gain = (
-        _ratio(times["attend"], floors),
-        _ratio(times["apart"], times["attend"]),
+        ratio_of(times["attend"], floors),
+        ratio_of(times["apart"], times["attend"]),
     )
     return {
         "ms": median(times["attend"]) * 1e3,
@@ -260,9 +237,9 @@ def _prefill(args: argparse.Namespace, *, layers: int) -> dict[str, object]:
         torch.bmm(query, keys, out=scores)
         torch.bmm(scores, values)
 
-    times = _time_in_turns({"attend": load.attend, "product": multiply}, args.rounds)
+    times = time_in_turns({"attend": load.attend, "product": multiply}, args.rounds)
     product_flops = 4 * _HEADS * new * (before + new) * _SIZE
-    ratio = _ratio(times["product"], times["attend"]) * load.num_flops / product_flops
+    ratio = ratio_of(times["product"], times["attend"]) * load.num_flops / product_flops
     return {
         "gflops": load.num_flops / median(times["attend"]) / 1e9,
         "product_gflops": product_flops / median(times["product"]) / 1e9,

@@ -16,11 +16,9 @@ compared takes turns within one run; ratios are medians of the rounds' own.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -37,6 +35,7 @@ from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel, LoadOptions, load_model
 from prefold.engine.numerics import read_numerics
 from prefold.engine.step_attention import attention_over
+from timing import linear_layers, print_report, ratio_of, time_in_turns
 
 #: What must hold; printed beside the figures.
 _FLOOR_BOUNDS = {1: 1.5, 16: 1.6, 32: 1.6}
@@ -49,8 +48,6 @@ _PADDING = 16
 _PROMPT = 1024
 _BLOCK = 16
 _DOCS = Path(__file__).parent.parent / "docs"
-
-Work = Callable[[], object]
 
 
 class NoAttention:
@@ -71,11 +68,7 @@ def main() -> int:
     source = args.model or str(ensure_demo_model(Silence()))
     with torch.inference_mode():
         report = _measure(source, args)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        for name, figures in report.items():
-            print(f"{name}: {figures}")
+    print_report(report, as_json=args.json)
     return 0
 
 
@@ -109,15 +102,8 @@ def _measure(source: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def _load(source: str, dtype: torch.dtype, linear: str) -> LoadedModel:
-    before = os.environ.get("PREFOLD_LINEAR")
-    os.environ["PREFOLD_LINEAR"] = linear
-    try:
+    with linear_layers(linear):
         return load_model(source, LoadOptions(dtype=dtype))
-    finally:
-        if before is None:
-            del os.environ["PREFOLD_LINEAR"]
-        else:
-            os.environ["PREFOLD_LINEAR"] = before
 
 
 def _forward(model: PreTrainedModel, rows: int) -> torch.Tensor:
@@ -134,22 +120,6 @@ def _forward(model: PreTrainedModel, rows: int) -> torch.Tensor:
     return logits
 
 
-def _time_in_turns(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of every round, after one that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(rounds + 1):
-        for name, work in works.items():
-            began_at = time.perf_counter()
-            work()
-            if number:
-                times[name].append(time.perf_counter() - began_at)
-    return times
-
-
-def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    return median(a / b for a, b in zip(above, below, strict=True))
-
-
 def _num_weights(loaded: LoadedModel) -> int:
     """Return how many numbers a token is multiplied by."""
     return sum(p.numel() for p in loaded.model.parameters() if p.ndim > 1)
@@ -160,7 +130,7 @@ def _few_rows(
 ) -> dict[str, object]:
     numbers = torch.ones(_num_weights(packed))
     left, right = torch.randn(2, 1536, 1536)
-    times = _time_in_turns(
+    times = time_in_turns(
         {
             "packed": lambda: _forward(packed.model, rows),
             "read": numbers.sum,
@@ -175,21 +145,21 @@ def _few_rows(
         max(read, share * product)
         for read, product in zip(times["read"], times["product"], strict=True)
     ]
-    multiple, bound = _ratio(times["packed"], floors), _FLOOR_BOUNDS[rows]
+    multiple, bound = ratio_of(times["packed"], floors), _FLOOR_BOUNDS[rows]
     return {
         "ms": median(times["packed"]) * 1e3,
         "floor_ms": median(floors) * 1e3,
         "read_gb_per_s": numbers.nbytes / median(times["read"]) / 1e9,
         "gflops": 2 * len(left) ** 3 / median(times["product"]) / 1e9,
         "multiple": multiple,
-        "share_of_padded": _ratio(times["packed"], times["padded"]),
+        "share_of_padded": ratio_of(times["packed"], times["padded"]),
         "bound": bound,
         "holds": multiple <= bound,
     }
 
 
 def _many_rows(packed: LoadedModel, padded: LoadedModel, rounds: int) -> dict[str, object]:
-    times = _time_in_turns(
+    times = time_in_turns(
         {
             "packed": lambda: _forward(packed.model, _MANY_ROWS),
             "padded": lambda: _forward(padded.model, _MANY_ROWS),
@@ -197,7 +167,7 @@ def _many_rows(packed: LoadedModel, padded: LoadedModel, rounds: int) -> dict[st
         rounds,
     )
     flops = 2 * _MANY_ROWS * _num_weights(packed)
-    ratio = _ratio(times["padded"], times["packed"])
+    ratio = ratio_of(times["padded"], times["packed"])
     return {
         "gflops": flops / median(times["packed"]) / 1e9,
         "torch_gflops": flops / median(times["padded"]) / 1e9,
@@ -231,14 +201,14 @@ def _error(source: str, packed: LoadedModel, padded: LoadedModel) -> dict[str, o
 def _narrow(
     wide: LoadedModel, narrow: LoadedModel, args: argparse.Namespace
 ) -> dict[str, object]:
-    times = _time_in_turns(
+    times = time_in_turns(
         {
             "wide": lambda: _forward(wide.model, 1),
             "narrow": lambda: _forward(narrow.model, 1),
         },
         args.rounds,
     )
-    ratio = _ratio(times["narrow"], times["wide"])
+    ratio = ratio_of(times["narrow"], times["wide"])
     text = "\n".join(p.read_text(encoding="utf-8") for p in sorted(_DOCS.glob("*.md")))
     tokens = np.array(wide.tokenizer(text)["input_ids"][: args.prompts * _PROMPT])
     perplexities = [_perplexity(loaded, tokens) for loaded in (wide, narrow)]

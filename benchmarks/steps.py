@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from prefold.engine.demo_model import ensure_demo_model
 from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
+from timing import linear_layers, print_report, ratio_of
 
 #: What must hold; printed beside the figures.
 _HIT_BOUND = 1.8
@@ -68,15 +68,8 @@ class Side:
     """An engine over the model with one implementation of linear layers."""
 
     def __init__(self, source: str, linear: str, args: argparse.Namespace) -> None:
-        before = os.environ.get("PREFOLD_LINEAR")
-        os.environ["PREFOLD_LINEAR"] = linear
-        try:
+        with linear_layers(linear):
             assembly = assemble(source, ModelSettings(cache_blocks=args.blocks))
-        finally:
-            if before is None:
-                del os.environ["PREFOLD_LINEAR"]
-            else:
-                os.environ["PREFOLD_LINEAR"] = before
         self.model = assembly.loaded.model
         self.vocab_size = assembly.loaded.vocab_size
         self.linear = assembly.numerics.linear
@@ -135,11 +128,7 @@ def main() -> int:
         torch.set_num_threads(args.threads)
     source = args.model or str(ensure_demo_model(Silence()))
     report = _measure(source, args)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        for name, figures in report.items():
-            print(f"{name}: {figures}")
+    print_report(report, as_json=args.json)
     return 0
 
 
@@ -207,7 +196,7 @@ def _first_tokens(
             rates.append(now)
 
     def multiple(head_rows: int | None) -> float:
-        return _ratio(hits, [floors.of_step(each, args.own, head_rows) for each in rates])
+        return ratio_of(hits, [floors.of_step(each, args.own, head_rows) for each in rates])
 
     return {
         "hit": {
@@ -219,7 +208,7 @@ def _first_tokens(
         "cold": {
             "ms": median(colds) * 1e3,
             "sdpa_ms": median(sdpas) * 1e3,
-            **_judged("ratio", _ratio(colds, sdpas), _COLD_BOUND),
+            **_judged("ratio", ratio_of(colds, sdpas), _COLD_BOUND),
         },
     }
 
@@ -237,7 +226,7 @@ def _decode(
     return {
         "ms": median(times["packed"]) * 1e3,
         "padded_ms": median(times["padded"]) * 1e3,
-        **_judged("ratio", _ratio(times["packed"], times["padded"]), _DECODE_BOUND),
+        **_judged("ratio", ratio_of(times["packed"], times["padded"]), _DECODE_BOUND),
     }
 
 
@@ -263,8 +252,8 @@ def _crowd(
         "floor_s": median(lenient),
         "steps": num_steps,
         "requests_per_s": args.requests / median(times),
-        "strict_multiple": _ratio(times, strict),
-        **_judged("multiple", _ratio(times, lenient), _CROWD_BOUND),
+        "strict_multiple": ratio_of(times, strict),
+        **_judged("multiple", ratio_of(times, lenient), _CROWD_BOUND),
     }
 
 
@@ -276,10 +265,6 @@ def _time_forward(model: PreTrainedModel, prompt: Tokens) -> float:
     with torch.inference_mode():
         forward(input_ids=ids, use_cache=False, logits_to_keep=1)
     return time.perf_counter() - began_at
-
-
-def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    return median(a / b for a, b in zip(above, below, strict=True))
 
 
 def _judged(name: str, figure: float, bound: float) -> dict[str, object]:

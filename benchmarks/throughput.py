@@ -13,7 +13,6 @@ torch's matrix product in the same run.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -33,6 +32,7 @@ from prefold.engine.demo_model import ensure_demo_model
 from prefold.engine.engine import Engine
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
+from timing import print_report
 
 #: What the project promises over the peer at its best.
 BOUND = 2.0
@@ -154,11 +154,7 @@ def main() -> int:
     }
     ours.close()
     peer.close()
-    if args.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"{name}: {value}")
+    print_report(report, as_json=args.json)
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from prefold.blocks.pool import BlockCounts
 from prefold.server.protocol import (
     CachePriority,
     DomainPath,
@@ -125,6 +126,16 @@ class BlockFigures(ReplyModel):
     shared: int
     idle: int
     total: int
+
+    @classmethod
+    def of(cls, counts: BlockCounts, total: int) -> BlockFigures:
+        return cls(
+            free=counts.free,
+            private=counts.private,
+            shared=counts.shared,
+            idle=counts.idle,
+            total=total,
+        )
 
 
 class ShareFigures(ReplyModel):

@@ -49,18 +49,11 @@ async def read_figures(
         EngineStoppedError: The engine cannot be asked.
     """
     now, block_bytes = await engine.call(_take)
-    counts = now.cache.blocks
     return FiguresReply(
         model=model.name,
         fingerprint=model.system_fingerprint,
         is_accepting=engine.is_accepting,
-        blocks=BlockFigures(
-            free=counts.free,
-            private=counts.private,
-            shared=counts.shared,
-            idle=counts.idle,
-            total=now.num_blocks,
-        ),
+        blocks=BlockFigures.of(now.cache.blocks, now.num_blocks),
         block_size=now.block_size,
         block_bytes=block_bytes,
         num_runs=now.cache.num_nodes,

@@ -150,17 +150,10 @@ async def read_stats(
         EngineStoppedError: The engine cannot be asked.
     """
     now = await engine.call(take_snapshot)
-    counts = now.cache.blocks
     return StatsReply(
         model=model.name,
         fingerprint=model.system_fingerprint,
-        blocks=BlockFigures(
-            free=counts.free,
-            private=counts.private,
-            shared=counts.shared,
-            idle=counts.idle,
-            total=now.num_blocks,
-        ),
+        blocks=BlockFigures.of(now.cache.blocks, now.num_blocks),
         block_size=now.block_size,
         capacity_tokens=now.num_blocks * now.block_size,
         num_trees=now.cache.num_trees,
