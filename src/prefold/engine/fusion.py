@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 
 from torch import nn
+from torch.nn.modules import module as every_module
 
 from prefold.engine.linear import has_hooks
 
@@ -21,6 +22,12 @@ from prefold.engine.linear import has_hooks
 OTHER_BITS = "its parts, one by one, give other bits"
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+#: Hooks of all modules there are, which profilers and tracers set.
+_GLOBAL_HOOKS: tuple[Mapping[int, object], ...] = (
+    every_module._global_forward_hooks,  # noqa: SLF001 -- torch has no question for them
+    every_module._global_forward_pre_hooks,  # noqa: SLF001 -- as above
+)
 
 
 class Intactness:
@@ -43,6 +50,7 @@ class Intactness:
         self._hooks: tuple[Mapping[int, object], ...] = tuple(
             vars(part)[hooks] for _, part in parts for hooks in _HOOKS
         )
+        self._hooks += _GLOBAL_HOOKS
 
     def holds(self) -> bool:
         """Tell whether nothing has changed; takes two microseconds for ten parts."""

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from prefold.engine.native import HAS_KERNELS
 
@@ -138,6 +139,16 @@ def test_hooks_of_a_part_run(name: str) -> None:
     handle.remove()
     assert torch.equal(step(layer, QueryBack()), expected)
     assert len(seen) == 1
+
+
+def test_hooks_of_all_modules_run_for_every_part() -> None:
+    layer = layers_of(load(make_llama()))[0]
+    expected = step(layer, QueryBack())
+    seen: list[nn.Module] = []
+    handle = register_module_forward_hook(lambda module, *_: seen.append(module))
+    with handle:
+        assert torch.equal(step(layer, QueryBack()), expected)
+    assert {id(layer.get_submodule(name)) for name in PARTS} <= set(map(id, seen))
 
 
 def test_an_mlp_of_which_a_part_is_replaced_steps_aside_by_itself() -> None:
