@@ -20,9 +20,12 @@ def _run(
     *,
     skews: bool = False,
     is_exact: bool = True,
+    num_blocks: int = 4096,
 ) -> tuple[int, Mapping[str, object]]:
     """Run the tour with short texts."""
-    session, runner = make_session(max_model_len=600, is_exact=is_exact)
+    session, runner = make_session(
+        num_blocks=num_blocks, max_model_len=600, is_exact=is_exact
+    )
     if skews:
         # Only what was not computed from its beginning: as if a hit changed a bit.
         runner.skews = lambda piece: piece.start > 0 and len(piece.token_ids) > 1
@@ -55,6 +58,7 @@ def test_everything_is_as_it_should_be(
     assert [row["faults"] for row in rows.values()] == [[]] * 7
     assert code == 0
     assert document["as_expected"] is True
+    assert "evicted" not in str([row["notes"] for row in rows.values()])
     assert list(rows) == ["a", "b", "c", "d", "e-clock", "e-id", "e-template"]
 
 
@@ -168,6 +172,17 @@ def test_a_cache_that_never_hits_is_noticed(
     rows = document["rows"]
     assert isinstance(rows, list)
     assert "hit 0 tokens" in rows[0]["faults"][0]
+
+
+def test_in_a_small_cache_shorter_hits_are_no_fault_but_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, document = _run(monkeypatch, capsys, num_blocks=80)
+    rows = document["rows"]
+    assert isinstance(rows, list)
+    assert [row["faults"] for row in rows] == [[]] * 7
+    assert code == 0
+    assert "evicted meanwhile" in " ".join(rows[3]["notes"])
 
 
 def test_a_hit_that_changes_a_bit_is_noticed(

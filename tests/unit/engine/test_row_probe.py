@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -198,6 +200,42 @@ def test_linear_layers_go_back_to_the_plain_order_if_that_keeps_the_bits(
     found = probe_rows(loaded)
     assert found.is_exact
     assert read_numerics(loaded, row_multiple=16).linear == "torch"
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("width", "inner"), [(64, 172), (192, 576), (576, 1536)])
+@pytest.mark.usefixtures("_torch_layers", "_threads")
+@torch.inference_mode()
+def test_what_it_promises_of_torch_s_layers_holds_for_every_batch(
+    threads: int, width: int, inner: int
+) -> None:
+    # Whether torch's products keep a row's bits depends on the processor, the shape and
+    # the number of threads: on some, two threads do not.
+    torch.set_num_threads(threads)
+    config = make_llama()
+    config.hidden_size, config.intermediate_size = width, inner
+    config.num_attention_heads = config.num_key_value_heads = width // 32
+    config.head_dim, config.num_hidden_layers = 32, 1
+    loaded = load(config)
+    found = probe_rows(loaded)
+    layers = [m for m in loaded.model.modules() if isinstance(m, TurnedLinear)]
+    assert len(layers) >= 7
+    differing = []
+    for layer in layers:
+        rows = torch.randn(1, 512, layer.in_features)
+        expected = layer(rows[:, : found.row_multiple])
+        for count in range(found.row_multiple, 513, found.row_multiple):
+            result = layer(rows[:, :count])[:, : found.row_multiple]
+            if not torch.equal(result, expected):
+                differing.append((layer.in_features, layer.out_features, count))
+    assert found.is_exact == (not differing)
 
 
 def test_a_model_that_is_served_with_few_positions_can_be_probed() -> None:
