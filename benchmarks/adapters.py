@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -187,7 +188,7 @@ def measure(model: str | None, num_rounds: int, prefix_tokens: int) -> dict[str,
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a directory; the demo model if left out")
     parser.add_argument("--rounds", type=int, default=10)
@@ -197,14 +198,15 @@ def main() -> None:
     figures = measure(options.model, options.rounds, options.prefix)
     if options.json:
         print(json.dumps(figures))
-        return
+        return 0
     for name, value in figures.items():
         if isinstance(value, dict):
             shown = ", ".join(f"{key} {number:.3f}" for key, number in value.items())
             print(f"{name}: {shown}")
         else:
             print(f"{name}: {value}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from prefold.blocks.pool import BlockCounts
 from prefold.blocks.table import TokenIds
-from prefold.cache import MissKind, MissReason
+from prefold.cache import CacheSnapshot, MissKind, MissReason
 from prefold.cli.demo_scenarios import Tour
 from prefold.cli.opening import Facts, Session
 from prefold.engine.config import RequestOptions
@@ -43,7 +43,15 @@ class Asked:
 class _ScriptedCache:
     """Stands for the cache where the tour counts blocks."""
 
-    counts = BlockCounts(free=0, private=0, shared=0, idle=0)
+    def snapshot(self) -> CacheSnapshot:
+        return CacheSnapshot(
+            blocks=BlockCounts(free=0, private=0, shared=0, idle=0),
+            num_trees=0,
+            num_nodes=0,
+            num_leases=0,
+            num_evictions=0,
+            num_evicted_blocks=0,
+        )
 
 
 class _ScriptedEngine:

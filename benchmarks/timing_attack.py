@@ -193,8 +193,8 @@ def _server(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 raise SystemExit("the server did not start")
             yield json.loads(line)
         finally:
-            process.stdin.close()
-            process.wait(timeout=60)
+            # The end of its input ends it.
+            process.communicate(timeout=60)
 
 
 def _measure(num_tokens: int, args: argparse.Namespace, ready: dict[str, Any]) -> Row:

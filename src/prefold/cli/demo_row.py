@@ -229,7 +229,7 @@ class RowTaker:
 
 def _count_blocks(session: Session) -> int:
     """Count the blocks that hold something a later request may reuse."""
-    counts = session.engine.cache.counts
+    counts = session.engine.cache.snapshot().blocks
     return counts.shared + counts.idle
 
 
