@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -125,6 +125,9 @@ class Client:
             raise SystemExit(f"the server answered {response.status}")
         return json.loads(text)
 
+    def close(self) -> None:
+        self._connection.close()
+
 
 class Trial:
     """Everybody who takes part."""
@@ -147,6 +150,10 @@ class Trial:
         # The last token is always computed, so its block is never matched whole.
         least = (len(asked) - 1) // BLOCK_SIZE * BLOCK_SIZE
         return seconds, found["prompts"][0]["hit_tokens"] >= least
+
+    def close(self) -> None:
+        for client in (self._victim, self._attacker, self._operator):
+            client.close()
 
     def _ask(self, client: Client, prompt: list[int]) -> None:
         # One token, not streamed: the answer is there as soon as the first token is.
@@ -225,18 +232,18 @@ def _attack(
     *,
     is_isolated: bool,
 ) -> Arms:
-    trial = Trial(ready, is_isolated=is_isolated)
     # Interleaved at random, so that whatever drifts does so in both arms.
     arms = [True, False] * trials_per_arm
     generator.shuffle(arms)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     num_resident = 0
-    for has_asked in arms:
-        candidate = _fresh(generator, num_tokens)
-        asked = candidate if has_asked else _fresh(generator, num_tokens)
-        took, is_resident = trial.run(asked, candidate)
-        seconds[has_asked].append(took)
-        num_resident += is_resident
+    with closing(Trial(ready, is_isolated=is_isolated)) as trial:
+        for has_asked in arms:
+            candidate = _fresh(generator, num_tokens)
+            asked = candidate if has_asked else _fresh(generator, num_tokens)
+            took, is_resident = trial.run(asked, candidate)
+            seconds[has_asked].append(took)
+            num_resident += is_resident
     return Arms(
         asked=seconds[True], other=seconds[False], resident=num_resident / len(arms)
     )
