@@ -31,15 +31,12 @@ from prefold.advisor.run_tree import grow_run_tree
 from prefold.advisor.trace import Trace, TraceRequest
 from prefold.advisor.verdict import Load, Verdict, judge
 from prefold.advisor.words import bytes_text
-from prefold.advisor.worth import GIB, Reuse, ratio
+from prefold.advisor.worth import GIB, Reuse, best_and_worst, ratio
 from prefold.errors import InvalidInputError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-#: Best and worst prefixes that are named.
-NUM_NAMED = 10
 
 #: Tenants that are told one by one, those with most requests; the rest are one more.
 MAX_TENANTS = 200
@@ -366,9 +363,8 @@ def _named_prefixes(
             else reuse.break_even_per_s(prices.thresholds.price),
         )
 
-    best = [named(run) for run in order[:NUM_NAMED].tolist()]
-    worst = [named(run) for run in order[: -NUM_NAMED - 1 : -1].tolist()]
-    return tuple(best), tuple(worst)
+    best, worst = best_and_worst(order.tolist())
+    return tuple(map(named, best)), tuple(map(named, worst))
 
 
 def _uses(tree: BlockTree) -> tuple[Ints, Ints]:

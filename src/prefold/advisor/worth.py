@@ -18,11 +18,18 @@ second: one a minute is too few, twenty a second are plenty.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prefold.errors import InvalidInputError
 
+T = TypeVar("T")
+
 GIB = 2**30
+
+#: Best and worst prefixes that are named.
+NUM_NAMED = 10
 
 #: A usual accelerator's memory, where nobody says what the machine has.
 DEFAULT_MACHINE_BYTES = 80 * GIB
@@ -91,6 +98,16 @@ class Reuse:
     def pays(self, price: MemoryPrice) -> bool:
         """Whether it saves at least what its memory costs, and anything at all."""
         return self.saved_ms_per_s > 0 and self.per_s >= self.break_even_per_s(price)
+
+
+def best_and_worst(ordered: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Return the first few and, from the last on, the last few; none is in both.
+
+    Args:
+        ordered: The best first.
+    """
+    num_best = min(NUM_NAMED, (len(ordered) + 1) // 2)
+    return ordered[:num_best], ordered[num_best:][: -NUM_NAMED - 1 : -1]
 
 
 def ratio(amount: float, per: float) -> float:

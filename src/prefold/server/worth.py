@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefold.advisor.verdict import Load, Thresholds, judge
-from prefold.advisor.worth import GIB, MemoryPrice, Reuse, ratio
+from prefold.advisor.worth import GIB, MemoryPrice, Reuse, best_and_worst, ratio
 from prefold.cache import CostFit
 from prefold.cache.holdings import HeldPrefix, Holdings, take_holdings
 from prefold.engine.async_engine import AsyncEngine
@@ -21,9 +21,8 @@ from prefold.server.worth_protocol import (
     WorthReply,
 )
 
-#: Prefixes that are looked at, from the beginnings of prompts outwards; and named.
+#: Prefixes that are looked at, from the beginnings of prompts outwards.
 MAX_PREFIXES = 4_000
-NUM_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +166,7 @@ def _ranked(
         return saved_ms - prices.price.ms_per_gib_s * gib_s
 
     order = sorted(holdings.prefixes, key=net, reverse=True)
-    best, worst = order[:NUM_NAMED], order[: -NUM_NAMED - 1 : -1]
+    best, worst = best_and_worst(order)
     return _described(best, prices), _described(worst, prices)
 
 

@@ -7,10 +7,24 @@ import math
 import pytest
 
 from prefold.advisor.verdict import Load, Reason, Thresholds, judge
-from prefold.advisor.worth import GIB, MemoryPrice, Reuse, ratio
+from prefold.advisor.worth import GIB, MemoryPrice, Reuse, best_and_worst, ratio
 from prefold.errors import InvalidInputError
 
 MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("count", "num_best", "num_worst"),
+    [(0, 0, 0), (1, 1, 0), (5, 3, 2), (19, 10, 9), (20, 10, 10), (100, 10, 10)],
+)
+def test_none_is_among_the_best_and_the_worst(
+    count: int, num_best: int, num_worst: int
+) -> None:
+    ordered = list(range(count))
+    best, worst = best_and_worst(ordered)
+    assert list(best) == ordered[:num_best]
+    assert list(worst) == ordered[::-1][:num_worst]
+    assert not set(best) & set(worst)
 
 
 def worked_example(per_s: float) -> Reuse:
