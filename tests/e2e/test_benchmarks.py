@@ -7,7 +7,9 @@ import gzip
 import importlib
 import io
 import json
+import os
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -306,3 +308,23 @@ def test_adapters_are_held_against_none(
     assert (report["adapters"], report["rows"], report["cached_tokens"]) == (8, 16, 64)
     for name in ("decode_step", "prefill", "warm_ttft"):
         assert min(report[name].values()) > 0
+
+
+def test_the_page_is_timed_on_a_small_and_a_larger_tree() -> None:
+    if shutil.which("chromium") is None and not os.environ.get("CI"):
+        pytest.skip("there is no chromium; run: make system")
+    out = _run("page.py", "--runs", "400", "--rounds", "1", "--json", codes=(0, 1))
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    times = {(row["name"], row["num_runs"]): row for row in report["figures"]}
+    sizes = sorted({size for _, size in times})
+    # A tree has at least as many runs as were asked for.
+    assert sizes[0] < 400 <= sizes[-1]
+    for name in ("first paint", "tree shown", "expand", "search"):
+        for size in sizes:
+            row = times[name, size]
+            assert 0 < row["median_ms"] <= row["max_ms"]
+            assert row["passed"] == (
+                None if row["bound_ms"] is None else row["median_ms"] <= row["bound_ms"]
+            )
+    assert report["passed"] == all(row["passed"] is not False for row in report["figures"])
