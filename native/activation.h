@@ -20,6 +20,7 @@ struct ActivationKernel {
 
 extern const ActivationKernel kPortableActivation;
 extern const ActivationKernel kAvx2Activation;
+extern const ActivationKernel kAvx512Activation;
 
 // Applies a function to `count` numbers of one type.
 void activate(const ActivationKernel& kernel, Function function, Element element,

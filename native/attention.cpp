@@ -216,7 +216,7 @@ Workspace::Memory Workspace::allocate(int64_t numbers) {
 
 void Workspace::reserve(int num_threads, int64_t part_numbers_wanted) {
   constexpr int64_t kParts = int64_t(kMaxRows) * (kPartHead + kMaxSize);
-  constexpr int64_t kQueries = int64_t(kMaxRows) * kMaxSize;
+  constexpr int64_t kQueries = int64_t(kMaxRows) * kQueryStride;
   constexpr int64_t kScores = int64_t(kMaxRows) * kScoreStride;
   constexpr int64_t kTiles = 4 * kTile * kMaxSize;
   while (int(scratches_.size()) < num_threads) {

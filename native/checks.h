@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "instructions.h"
 #include "linear.h"
 
 namespace prefold {
@@ -62,22 +63,6 @@ template <typename Any> int64_t count_rows(const Any& array, int64_t width, cons
   const int64_t rows = int64_t(array.size()) / width;
   require(rows < kLimit, name, " must have fewer rows");
   return rows;
-}
-
-inline bool has_avx2() {
-#if defined(PREFOLD_HAS_AVX2)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
-template <typename Kernel>
-const Kernel& choose(const std::string& name, const Kernel* fast, const Kernel& portable) {
-  if (name == portable.name) return portable;
-  require(fast != nullptr && name == fast->name && has_avx2(), name.c_str(),
-          " is no kernel that runs on this machine");
-  return *fast;
 }
 
 }  // namespace prefold

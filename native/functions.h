@@ -8,11 +8,13 @@
 
 namespace prefold {
 
-#if defined(PREFOLD_HAS_AVX2)
-constexpr const ActivationKernel* kFastActivation = &kAvx2Activation;
-#else
-constexpr const ActivationKernel* kFastActivation = nullptr;
+constexpr const ActivationKernel* kActivationKernels[] = {
+#if defined(PREFOLD_HAS_X86)
+    &kAvx512Activation,
+    &kAvx2Activation,
 #endif
+    &kPortableActivation,
+};
 
 inline Function function_of(const std::string& name) {
   if (name == "silu") return Function::silu;

@@ -15,7 +15,9 @@ constexpr int kMaxRows = 96;
 
 constexpr int kMaxSize = 256;
 
-// Scores of one row after another; a power of two would put all into a few cache sets.
+// Queries and scores of one row after another; a power of two would put all into a few cache
+// sets.
+constexpr int kQueryStride = kMaxSize + kTile;
 constexpr int kScoreStride = kPartition + kTile;
 
 // The last one has scales: what is read is a number times the scale of its head and token.
@@ -83,7 +85,7 @@ struct Ahead {
 
 // Memory of one thread.
 struct Scratch {
-  float* queries;  // [kMaxRows][key_size]
+  float* queries;  // [kMaxRows][kQueryStride]
   float* scores;   // [kMaxRows][kScoreStride]
   float* parts;    // [kMaxRows][part_numbers]
   float* state;    // [kMaxRows][part_numbers]
@@ -116,5 +118,6 @@ struct Kernel {
 
 extern const Kernel kPortableKernel;
 extern const Kernel kAvx2Kernel;
+extern const Kernel kAvx512Kernel;
 
 }  // namespace prefold

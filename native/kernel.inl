@@ -168,7 +168,8 @@ static int score_twos(const Work& work, Scratch& scratch) {
   const Layer& layer = work.layer;
   const int num_rows = work.rows.end - work.rows.first;
   const int num_heads = work.heads.end - work.heads.first;
-  if (num_rows > kFewRows || layer.block_size != kTile || !has_plain_values(layer)) {
+  const bool has_pairs = kAlwaysPairs || num_rows <= kPairedRows;
+  if (!has_pairs || layer.block_size != kTile || !has_plain_values(layer)) {
     return work.keys.first;
   }
   const int per_head = (work.keys.end - work.keys.first) / (2 * kTile);
@@ -182,10 +183,15 @@ static int score_twos(const Work& work, Scratch& scratch) {
     } else if (const float* last = values_at(work, 2 * (later - count) + 1)) {
       ahead = {values_at(work, 2 * (later - count)), last};
     }
-    const int row = i % num_heads * work.num_rows + work.rows.first;
+    const int base = i % num_heads * work.num_rows;
     const int key = work.keys.first + i / num_heads * (2 * kTile);
-    kScoreTwo[num_rows](scratch.queries + row * layer.key_size, keys, layer.key_size, ahead,
-                        scratch.scores + row * kScoreStride + key);
+    for (int r = work.rows.first; r < work.rows.end; r += kPairedRows) {
+      const int count = work.rows.end - r < kPairedRows ? work.rows.end - r : kPairedRows;
+      OfPairs::score[count](scratch.queries + (base + r) * kQueryStride, keys,
+                            layer.key_size, ahead,
+                            scratch.scores + (base + r) * kScoreStride + key);
+      ahead = keys;
+    }
   }
   return work.keys.first + per_head * 2 * kTile;
 }
@@ -201,7 +207,7 @@ static void score_segment(const Work& work, Scratch& scratch) {
       const int base = (head - work.heads.first) * work.num_rows;
       for (int r = work.rows.first; r < work.rows.end; r += kPanel) {
         const int count = work.rows.end - r < kPanel ? work.rows.end - r : kPanel;
-        kScore[count](scratch.queries + (base + r) * layer.key_size, tile, layer.key_size,
+        OfRows::score[count](scratch.queries + (base + r) * kQueryStride, tile, layer.key_size,
                       ahead, scratch.scores + (base + r) * kScoreStride + key);
         ahead = tile.data;
       }
@@ -231,7 +237,7 @@ static void weigh_strip(const Work& work, int head, int key, int num_keys,
   const float* const* fetched = next;
   for (int r = work.rows.first; r < work.rows.end; r += kPanel) {
     const int count = work.rows.end - r < kPanel ? work.rows.end - r : kPanel;
-    kWeigh[count](scratch.scores + (base + r) * kScoreStride + key, tiles, fetched,
+    OfRows::weigh[count](scratch.scores + (base + r) * kScoreStride + key, tiles, fetched,
                   row_stride, num_keys,
                   scratch.parts + int64_t(base + r) * stride + kPartHead, stride, size);
     fetched = tiles;
@@ -277,7 +283,7 @@ static void attend(const Layer& layer, const Member* members, const Heads& query
     seen.end = own.end > seen.end ? own.end : seen.end;
     for (int head = 0; head < num_heads; ++head) {
       copy_query(layer, query, options.scale, rows[r], heads.first + head,
-                 scratch.queries + (head * num_rows + r) * layer.key_size);
+                 scratch.queries + (head * num_rows + r) * kQueryStride);
     }
   }
   seen.first -= seen.first % kTile;

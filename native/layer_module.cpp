@@ -22,17 +22,18 @@ namespace prefold {
 
 namespace {
 
-#if defined(PREFOLD_HAS_AVX2)
-constexpr const RowKernel* kFastRows = &kAvx2Rows;
-#else
-constexpr const RowKernel* kFastRows = nullptr;
+constexpr const RowKernel* kRowKernels[] = {
+#if defined(PREFOLD_HAS_X86)
+    &kAvx512Rows,
+    &kAvx2Rows,
 #endif
+    &kPortableRows,
+};
 
 // The kernels that belong to those of some panels.
 Kernels kernels_beside(const LinearKernel& linear) {
   const std::string name = linear.name;
-  return {linear, choose(name, kFastActivation, kPortableActivation),
-          choose(name, kFastRows, kPortableRows)};
+  return {linear, choose(name, kActivationKernels), choose(name, kRowKernels)};
 }
 
 Projection projection_of(const Panels& panels) { return {panels.weights(), panels.bias()}; }
@@ -60,8 +61,7 @@ Call call_on(const Tensor& rows, int64_t width, int num_threads, const char* nam
 class RowNorm {
  public:
   RowNorm(Array weight, double epsilon, const std::string& kernel)
-      : weight_(std::move(weight)), kernels_(kernels_beside(choose(
-                                        kernel, kFastLinear, kPortableLinear))) {
+      : weight_(std::move(weight)), kernels_(kernels_beside(choose(kernel, kLinearKernels))) {
     require(element_of(weight_, "the weight") == Element::float32,
             "the weight must be float32");
     require(weight_.ndim() == 1 && weight_.shape(0) >= 1 &&

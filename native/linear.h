@@ -21,6 +21,13 @@ constexpr int kInputChunk = 128;
 constexpr int kBlockRows = 240;
 constexpr int kBlockPanels = 16;
 
+// Numbers of rows that stay in the second cache while panel after panel is read.
+constexpr int64_t kFewNumbers = 64 << 10;
+
+// From one row's inputs of a chunk to the next row's where a kernel copies them; a power of
+// two would put all into a few cache sets.
+constexpr int kCopyStride = kInputChunk + 16;
+
 // float32, or bfloat16 where number j and number 8 + j of a panel's 16 lie side by side.
 enum class Element { float32, bfloat16 };
 
@@ -53,12 +60,16 @@ struct LinearKernel {
   void (*multiply)(const Product&, Range rows, Range panels, float* scratch);
 };
 
-// Sums of a block, and a chunk of one panel as float32.
-constexpr int64_t kLinearScratchNumbers =
-    int64_t(kBlockRows) * kBlockPanels * kPanelOutputs + kInputChunk * kPanelOutputs;
+// Sums of a block, a chunk of two panels as float32, and inputs: of a chunk of many rows, or
+// all of few.
+constexpr int64_t kSumNumbers = int64_t(kBlockRows) * kBlockPanels * kPanelOutputs;
+constexpr int64_t kWidenedNumbers = 2 * kInputChunk * kPanelOutputs;
+constexpr int64_t kCopiedNumbers = (kFewNumbers / kInputChunk + kBlockRows) * kCopyStride;
+constexpr int64_t kLinearScratchNumbers = kSumNumbers + kWidenedNumbers + kCopiedNumbers;
 
 extern const LinearKernel kPortableLinear;
 extern const LinearKernel kAvx2Linear;
+extern const LinearKernel kAvx512Linear;
 
 // A matrix of weights where it comes from: number (output, input) stands at
 // output * output_stride + input * input_stride.

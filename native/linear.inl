@@ -5,6 +5,8 @@
 // chunks in order, and then the bias is added. Three short sums lose less than a long one. Blocks and threads only choose what is computed when. Loops over blocks whose
 // operands stay in the caches: Goto & van de Geijn 2008.
 
+#include <utility>
+
 #include "linear.h"
 #include "simd.h"
 
@@ -12,24 +14,23 @@ namespace PREFOLD_ISA {
 
 using namespace prefold;
 
-static_assert(kPanelOutputs == 2 * kLanes, "a panel is two vectors");
+static_assert(kPanelOutputs == kWide, "a panel is as wide as a sum");
 
-constexpr int kGroupRows = 6;  // rows whose sums fit into registers, two vectors each
-
-// Numbers of rows that stay in the second cache while panel after panel is read.
-constexpr int64_t kFewNumbers = 64 << 10;
-
-struct Pair {
-  Floats low, high;
-};
-
-PREFOLD_INLINE Pair load_pair(const float* from) { return {load(from), load(from + kLanes)}; }
+// Rows and panels whose sums fit into registers. So many rows have more addresses than there
+// are registers for those: their inputs are copied to where they stand at known distances.
+#if defined(PREFOLD_AVX512)
+constexpr int kGroupRows = 12, kGroupPanels = 2;
+constexpr bool kCopies = true;
+#else
+constexpr int kGroupRows = 6, kGroupPanels = 1;
+constexpr bool kCopies = false;
+#endif
 
 // Two bfloat16 in 32 bits, the first in the lower half.
-PREFOLD_INLINE Pair load_pair(const uint32_t* from) {
+PREFOLD_INLINE Wide load_wide(const uint32_t* from) {
   Ints bits;
   std::memcpy(&bits, from, sizeof bits);
-  return {as_floats(bits << 16), as_floats(bits & int32_t(0xffff0000u))};
+  return join(as_floats(bits << 16), as_floats(bits & int32_t(0xffff0000u)));
 }
 
 // Words of a panel for one input.
@@ -40,77 +41,99 @@ template <> struct Words<uint32_t> {
   static constexpr int count = kPanelOutputs / 2;
 };
 
-// What is fetched while a chunk is computed: `step` bytes for each of its inputs.
-struct Ahead {
-  const char* data;
-  int64_t step;
+// A chunk of some panels: words of the next panel stand `stride` words further.
+template <typename Word> struct Chunk {
+  const Word* words;
+  int64_t stride;
 };
 
-// Sums of one panel, a row each.
+// What is fetched meanwhile, of as many panels: `step` bytes for each input.
+struct Ahead {
+  const char* data;
+  int64_t stride, step;
+};
+
+// Sums of some panels side by side, a row each.
 struct Tile {
   float* data;
   int64_t stride;
 };
 
-// Adds a chunk's products to the sums of R rows. Inlined, they would not stay in registers.
-template <int R, typename Word>
-__attribute__((noinline)) static void add_products(const float* rows, int64_t row_stride,
-                                                   const Word* weights, int64_t num_inputs,
-                                                   Ahead ahead, Tile tile, bool is_first,
+// A chunk of the inputs of rows, each `stride` numbers after the one before.
+struct Inputs {
+  const float* data;
+  int64_t stride;
+};
+
+// Adds a chunk's products to the sums of R rows and P panels. Inlined, they would not stay in
+// registers.
+template <int R, int P, typename Word>
+__attribute__((noinline)) static void add_products(Inputs rows, Chunk<Word> chunk,
+                                                   int64_t num_inputs, Ahead ahead,
+                                                   Tile tile, bool is_first,
                                                    const float* bias) {
+  const int64_t row_stride = kCopies ? kCopyStride : rows.stride;
   // Kept in memory: registers hold one step's sums.
-  Floats totals[R][2];
+  alignas(64) float totals[R][P * kPanelOutputs];
   for (int64_t first = 0; first < num_inputs; first += kInputStep) {
     const int64_t left = num_inputs - first;
     const int64_t end = first + (left < kInputStep ? left : kInputStep);
-    Floats sums[R][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
+    Wide sums[R][P];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) sums[r][p] = Wide{};
+    }
     for (int64_t k = first; k < end; ++k) {
-      __builtin_prefetch(ahead.data);
+      Wide weights[P];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        __builtin_prefetch(ahead.data + p * ahead.stride);
+        weights[p] = load_wide(chunk.words + p * chunk.stride);
+      }
       ahead.data += ahead.step;
-      const Pair pair = load_pair(weights);
-      weights += Words<Word>::count;
-#pragma GCC unroll 8
+      chunk.words += Words<Word>::count;
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const Floats x = spread(rows[r * row_stride + k]);
-        sums[r][0] = multiply_add(x, pair.low, sums[r][0]);
-        sums[r][1] = multiply_add(x, pair.high, sums[r][1]);
+        const float x = rows.data[r * row_stride + k];
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) sums[r][p] = multiply_add(x, weights[p], sums[r][p]);
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      totals[r][0] = first == 0 ? sums[r][0] : totals[r][0] + sums[r][0];
-      totals[r][1] = first == 0 ? sums[r][1] : totals[r][1] + sums[r][1];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        float* total = totals[r] + p * kPanelOutputs;
+        store(total, first == 0 ? sums[r][p] : add(load_wide(total), sums[r][p]));
+      }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    float* to = tile.data + r * tile.stride;
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      Floats sum = totals[r][half];
-      if (!is_first) sum = load(to + half * kLanes) + sum;
-      if (bias != nullptr) sum = sum + load(bias + half * kLanes);
-      store(to + half * kLanes, sum);
+    for (int p = 0; p < P; ++p) {
+      float* to = tile.data + r * tile.stride + p * kPanelOutputs;
+      Wide sum = load_wide(totals[r] + p * kPanelOutputs);
+      if (!is_first) sum = add(load_wide(to), sum);
+      if (bias != nullptr) sum = add(sum, load_wide(bias + p * kPanelOutputs));
+      store(to, sum);
     }
   }
 }
 
 template <typename Word>
-using AddProducts = void (*)(const float*, int64_t, const Word*, int64_t, Ahead, Tile, bool,
-                             const float*);
+using AddProducts = void (*)(Inputs, Chunk<Word>, int64_t, Ahead, Tile, bool, const float*);
 
-template <typename Word>
-static const AddProducts<Word> kAddProducts[] = {
-    nullptr,
-    add_products<1, Word>,
-    add_products<2, Word>,
-    add_products<3, Word>,
-    add_products<4, Word>,
-    add_products<5, Word>,
-    add_products<6, Word>,
+// For each number of rows.
+template <int P, typename Word, typename Rows> struct Adding;
+template <int P, typename Word, int... R>
+struct Adding<P, Word, std::integer_sequence<int, R...>> {
+  static constexpr AddProducts<Word> of[] = {nullptr, add_products<R + 1, P, Word>...};
 };
+template <int P, typename Word>
+constexpr const AddProducts<Word>* kAddProducts =
+    Adding<P, Word, std::make_integer_sequence<int, kGroupRows>>::of;
 
 // One block of a product: some rows, some panels.
 template <typename Word> class Block {
@@ -120,24 +143,85 @@ template <typename Word> class Block {
         rows_(rows),
         panels_(panels),
         sums_(scratch),
-        widened_(scratch + kBlockRows * kBlockPanels * kPanelOutputs),
+        widened_(sums_ + kSumNumbers),
+        copied_(widened_ + kWidenedNumbers),
         num_groups_((rows.end - rows.first + kGroupRows - 1) / kGroupRows) {}
 
+  // Chunk after chunk of up to kBlockPanels panels, and of many rows.
   void run() const {
-    const int64_t inputs = product_.weights.inputs;
-    for (int64_t input = 0; input < inputs; input += kInputChunk) {
-      const int64_t num_inputs = inputs - input < kInputChunk ? inputs - input : kInputChunk;
-      for (int64_t panel = panels_.first; panel < panels_.end; ++panel) {
-        add_panel(panel, input, num_inputs);
-      }
+    for_chunks([&](int64_t input, int64_t num_inputs) {
+      const Inputs from = inputs_of(input, num_inputs, copied_);
+      for_groups([&](Group group) {
+        const Word* next = weights(group.first + group.count, input);
+        add_group(group, input, num_inputs, from, next);
+      });
+    });
+    for_groups([&](Group group) { write_out(group); });
+  }
+
+  // Panel after panel, of few rows: they stay where they are while weights stream by.
+  void run_few() const {
+    const int64_t num_copied = (rows_.end - rows_.first) * kCopyStride;
+    const auto place = [&](int64_t input) {
+      return copied_ + input / kInputChunk * num_copied;
+    };
+    if constexpr (kCopies) {
+      for_chunks([&](int64_t input, int64_t num_inputs) {
+        inputs_of(input, num_inputs, place(input));
+      });
     }
-    for (int64_t panel = panels_.first; panel < panels_.end; ++panel) {
-      if (!is_direct(panel)) write_out(panel);
-    }
+    for_groups([&](Group group) {
+      group.slot = 0;
+      for_chunks([&](int64_t input, int64_t num_inputs) {
+        const int64_t end = input + num_inputs;
+        const Inputs from = kCopies ? Inputs{place(input), kCopyStride}
+                                    : inputs_of(input, num_inputs, nullptr);
+        const Word* next = end == product_.weights.inputs
+                               ? weights(group.first + group.count, 0)
+                               : weights(group.first, end);
+        add_group(group, input, num_inputs, from, next);
+      });
+      write_out(group);
+    });
   }
 
  private:
   static constexpr int64_t kWords = Words<Word>::count;
+  static constexpr int64_t kWidenedPanel = kInputChunk * kPanelOutputs;
+
+  // Panels that are computed together, and the first one's place among the block's sums.
+  struct Group {
+    int64_t first, count, slot;
+  };
+
+  template <typename Work> void for_groups(Work work) const {
+    for (int64_t panel = panels_.first; panel < panels_.end;) {
+      const int64_t left = panels_.end - panel;
+      int64_t count = left < kGroupPanels ? left : kGroupPanels;
+      if (is_direct(panel) != is_direct(panel + count - 1)) count = 1;
+      work(Group{panel, count, panel - panels_.first});
+      panel += count;
+    }
+  }
+
+  // Calls work(first input, number of inputs).
+  template <typename Work> void for_chunks(Work work) const {
+    const int64_t inputs = product_.weights.inputs;
+    for (int64_t input = 0; input < inputs; input += kInputChunk) {
+      work(input, inputs - input < kInputChunk ? inputs - input : kInputChunk);
+    }
+  }
+
+  // Returns where a chunk of inputs is, once it has been copied if it has to be.
+  Inputs inputs_of(int64_t input, int64_t num_inputs, float* to) const {
+    const int64_t stride = product_.weights.inputs;
+    const float* from = product_.rows + rows_.first * stride + input;
+    if constexpr (!kCopies) return {from, stride};
+    for (int64_t row = 0; row < rows_.end - rows_.first; ++row) {
+      std::memcpy(to + row * kCopyStride, from + row * stride, num_inputs * sizeof(float));
+    }
+    return {to, kCopyStride};
+  }
 
   const Word* weights(int64_t panel, int64_t input) const {
     const Word* all = static_cast<const Word*>(product_.weights.panels);
@@ -150,70 +234,74 @@ template <typename Word> class Block {
            (panel + 1) * kPanelOutputs <= product_.weights.outputs;
   }
 
-  Tile tile(int64_t panel) const {
-    if (is_direct(panel)) {
+  Tile tile(Group group) const {
+    if (is_direct(group.first)) {
       const int64_t stride = product_.weights.outputs;
       return {static_cast<float*>(product_.out) + rows_.first * stride +
-                  panel * kPanelOutputs,
+                  group.first * kPanelOutputs,
               stride};
     }
-    const int64_t stride = (panels_.end - panels_.first) * kPanelOutputs;
-    return {sums_ + (panel - panels_.first) * kPanelOutputs, stride};
+    return {sums_ + group.slot * kPanelOutputs, kBlockPanels * kPanelOutputs};
   }
 
-  void add_panel(int64_t panel, int64_t input, int64_t num_inputs) const {
-    const Word* own = weights(panel, input);
-    // In a block of one panel its next chunk follows, and then the next block's.
-    const Word* next = panels_.end - panels_.first == 1 ? own + num_inputs * kWords
-                                                        : weights(panel + 1, input);
-    if constexpr (sizeof(Word) == sizeof(float) && kWords != kPanelOutputs) {
+  // Adds a chunk's products to some panels' sums, and fetches the words that come next.
+  void add_group(Group group, int64_t input, int64_t num_inputs, Inputs from,
+                 const Word* next) const {
+    const Chunk<Word> own{weights(group.first, input), kWords * product_.weights.inputs};
+    if constexpr (kWords != kPanelOutputs) {
       if (num_groups_ > 1) {
-        widen(own, num_inputs);
-        add_rows(widened_, panel, input, num_inputs, next);
+        for (int64_t i = 0; i < group.count; ++i) {
+          widen(own.words + i * own.stride, num_inputs, widened_ + i * kWidenedPanel);
+        }
+        add_rows(group, Chunk<float>{widened_, kWidenedPanel}, input, num_inputs, from, next);
         return;
       }
     }
-    add_rows(own, panel, input, num_inputs, next);
+    add_rows(group, own, input, num_inputs, from, next);
   }
 
-  void widen(const Word* from, int64_t num_inputs) const {
+  static void widen(const Word* from, int64_t num_inputs, float* to) {
     for (int64_t k = 0; k < num_inputs; ++k) {
-      const Pair pair = load_pair(from + k * kWords);
-      store(widened_ + k * kPanelOutputs, pair.low);
-      store(widened_ + k * kPanelOutputs + kLanes, pair.high);
+      store(to + k * kPanelOutputs, load_wide(from + k * kWords));
     }
   }
 
   template <typename Held>
-  void add_rows(const Held* held, int64_t panel, int64_t input, int64_t num_inputs,
+  void add_rows(Group group, Chunk<Held> held, int64_t input, int64_t num_inputs, Inputs from,
                 const Word* next) const {
-    const int64_t num_rows = rows_.end - rows_.first, inputs = product_.weights.inputs;
-    const bool is_last = input + num_inputs == inputs;
+    const int64_t num_rows = rows_.end - rows_.first;
+    const bool is_last = input + num_inputs == product_.weights.inputs;
     const float* bias = product_.bias;
-    bias = is_last && bias != nullptr ? bias + panel * kPanelOutputs : nullptr;
-    const Tile own = tile(panel);
+    bias = is_last && bias != nullptr ? bias + group.first * kPanelOutputs : nullptr;
+    const Tile own = tile(group);
+    const AddProducts<Held>* add = kAddProducts<1, Held>;
+    if constexpr (kGroupPanels > 1) {
+      if (group.count > 1) add = kAddProducts<kGroupPanels, Held>;
+    }
     // Each group of rows fetches its share of what comes next.
-    Ahead ahead{reinterpret_cast<const char*>(next),
-                int64_t(kWords * sizeof(Word)) / num_groups_};
+    constexpr int64_t kBytes = kWords * sizeof(Word);
+    Ahead ahead{reinterpret_cast<const char*>(next), kBytes * product_.weights.inputs,
+                kBytes / num_groups_};
     int64_t row = 0;
-    for (int64_t group = 0; group < num_groups_; ++group) {
-      const int64_t end = num_rows * (group + 1) / num_groups_;
-      kAddProducts<Held>[end - row](
-          product_.rows + (rows_.first + row) * inputs + input, inputs, held, num_inputs, ahead,
-          {own.data + row * own.stride, own.stride}, input == 0, bias);
+    for (int64_t i = 0; i < num_groups_; ++i) {
+      const int64_t end = num_rows * (i + 1) / num_groups_;
+      add[end - row]({from.data + row * from.stride, from.stride}, held, num_inputs, ahead,
+                     {own.data + row * own.stride, own.stride}, input == 0, bias);
       ahead.data += ahead.step * num_inputs;
       row = end;
     }
   }
 
-  void write_out(int64_t panel) const {
+  // Writes the sums of a group that were not made where they are to be.
+  void write_out(Group group) const {
+    if (is_direct(group.first)) return;
     const int64_t outputs = product_.weights.outputs;
-    const int64_t left = outputs - panel * kPanelOutputs;
-    const int64_t count = left < kPanelOutputs ? left : kPanelOutputs;
-    const Tile own = tile(panel);
+    const int64_t first = group.first * kPanelOutputs, left = outputs - first;
+    const int64_t most = group.count * kPanelOutputs, count = left < most ? left : most;
+    const Tile own = tile(group);
     for (int64_t row = rows_.first; row < rows_.end; ++row) {
       const float* from = own.data + (row - rows_.first) * own.stride;
-      const int64_t at = row * outputs + panel * kPanelOutputs;
+      const int64_t at = row * outputs + first;
       if (product_.out_element == Element::float32) {
         std::memcpy(static_cast<float*>(product_.out) + at, from, count * sizeof(float));
       } else {
@@ -227,6 +315,7 @@ template <typename Word> class Block {
   const Range rows_, panels_;
   float* const sums_;
   float* const widened_;
+  float* const copied_;
   const int64_t num_groups_;
 };
 
@@ -238,12 +327,14 @@ static void multiply_words(const Product& product, Range rows, Range panels,
   int64_t row = rows.first;
   for (int64_t i = 0; i < num_blocks; ++i) {
     const int64_t end_row = rows.first + num_rows * (i + 1) / num_blocks;
-    // Few rows stay where they are while weights stream by; many are taken in chunks.
-    const bool is_few = (end_row - row) * product.weights.inputs <= kFewNumbers;
-    const int64_t step = is_few ? 1 : kBlockPanels;
-    for (int64_t panel = panels.first; panel < panels.end; panel += step) {
-      const int64_t end = panel + step < panels.end ? panel + step : panels.end;
-      Block<Word>(product, {row, end_row}, {panel, end}, scratch).run();
+    if ((end_row - row) * product.weights.inputs <= kFewNumbers) {
+      Block<Word>(product, {row, end_row}, panels, scratch).run_few();
+    } else {
+      for (int64_t panel = panels.first; panel < panels.end; panel += kBlockPanels) {
+        const int64_t end =
+            panel + kBlockPanels < panels.end ? panel + kBlockPanels : panels.end;
+        Block<Word>(product, {row, end_row}, {panel, end}, scratch).run();
+      }
     }
     row = end_row;
   }

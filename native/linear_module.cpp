@@ -24,7 +24,7 @@ class Activation {
  public:
   Activation(const std::string& function, const std::string& kernel)
       : function_(function_of(function)),
-        kernel_(choose(kernel, kFastActivation, kPortableActivation)) {}
+        kernel_(choose(kernel, kActivationKernels)) {}
 
   void apply(nb::handle given_numbers, nb::handle given_out, int num_threads) const {
     const Tensor numbers(given_numbers, "the numbers"), out(given_out, "out");

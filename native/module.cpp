@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attention.h"
+#include "instructions.h"
 #include "layer_module.h"
 #include "linear_module.h"
 
@@ -73,17 +74,13 @@ Heads heads_of(const Array& array, const std::string& name) {
   return {static_cast<const float*>(array.data()), array.stride(1), array.stride(2)};
 }
 
-std::vector<const Kernel*> usable_kernels() {
-  std::vector<const Kernel*> kernels;
-#if defined(PREFOLD_HAS_AVX2)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    kernels.push_back(&kAvx2Kernel);
-  }
+constexpr const Kernel* kKernels[] = {
+#if defined(PREFOLD_HAS_X86)
+    &kAvx512Kernel,
+    &kAvx2Kernel,
 #endif
-  kernels.push_back(&kPortableKernel);
-  return kernels;
-}
+    &kPortableKernel,
+};
 
 Number number_of(const Output& array) {
   const nb::dlpack::dtype dtype = array.dtype();
@@ -137,10 +134,7 @@ class Pool {
     require(block_numbers >= 1 && block_numbers < kLimit,
             "block_numbers must be at least 1");
     num_blocks_ = int64_t(numbers_.shape(0)) / block_numbers;
-    for (const Kernel* usable : usable_kernels()) {
-      if (usable->name == kernel) kernel_ = usable;
-    }
-    require(kernel_ != nullptr, "no kernel " + kernel + " runs on this machine");
+    kernel_ = &choose(kernel, kKernels);
   }
 
   void attend(Step& step, const Array& query, const Array& keys, const Array& values,
@@ -262,7 +256,9 @@ class Pool {
 
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
-  for (const Kernel* kernel : usable_kernels()) names.emplace_back(kernel->name);
+  for (const Kernel* kernel : kKernels) {
+    if (runs_here(kernel->name)) names.emplace_back(kernel->name);
+  }
   return names;
 }
 

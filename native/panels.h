@@ -16,11 +16,13 @@
 
 namespace prefold {
 
-#if defined(PREFOLD_HAS_AVX2)
-constexpr const LinearKernel* kFastLinear = &kAvx2Linear;
-#else
-constexpr const LinearKernel* kFastLinear = nullptr;
+constexpr const LinearKernel* kLinearKernels[] = {
+#if defined(PREFOLD_HAS_X86)
+    &kAvx512Linear,
+    &kAvx2Linear,
 #endif
+    &kPortableLinear,
+};
 
 // Scratch memory of a model's layers, which run one after the other.
 class SharedWorkspace {
@@ -42,7 +44,7 @@ class Panels {
       : numbers_(std::move(numbers)),
         bias_(std::move(bias)),
         workspace_(workspace),
-        kernel_(choose(kernel, kFastLinear, kPortableLinear)) {
+        kernel_(choose(kernel, kLinearKernels)) {
     const Element element = element_of(numbers_, "the panels");
     require(numbers_.ndim() == 3 && numbers_.shape(2) == kPanelOutputs,
             "the panels must have the shape panels inputs 16");

@@ -2,16 +2,26 @@
 // Part of the kernel, compiled once for each instruction set.
 #pragma once
 
+#include <utility>
+
 #include "tiles.inl"
 
 namespace PREFOLD_ISA {
 
-constexpr int kPanel = 6;    // query rows whose sums fit into registers, two vectors each
+#if defined(PREFOLD_AVX512)
+constexpr int kPanel = 12;   // query rows whose sums fit into registers
+#else
+constexpr int kPanel = 6;
+#endif
 constexpr int kStrip = 4;    // tiles whose values are weighed between two stores
 constexpr int kFewRows = 3;  // up to so many, memory is waited for more than arithmetic
 
-template <int N> struct Count {
-  static constexpr int value = N;
+constexpr int kLine = 16;    // numbers of a line of the cache
+
+// Columns whose sums are made at once.
+template <int V, typename Own> struct Slice {
+  using Vector = Own;
+  static constexpr int count = V, width = V * lanes_of<Own>;
 };
 
 // Into the second level of cache, where it waits without pushing out what is used now.
@@ -24,61 +34,57 @@ template <int R, bool kIsDense>
 static void score_tile(const float* query, Tile keys, int64_t size, const float* ahead,
                        float* scores) {
   const int64_t stride = kIsDense ? kTile : keys.stride;
-  Floats sums[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = spread(0.0f);
+  Wide sums[R];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r] = Wide{};
 #pragma GCC unroll 4
   for (int64_t d = 0; d < size; ++d) {
     fetch(ahead + d * stride);
-    const Floats low = load(keys.data + d * stride);
-    const Floats high = load(keys.data + d * stride + kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Floats q = spread(query[r * size + d]);
-      sums[r][0] = multiply_add(q, low, sums[r][0]);
-      sums[r][1] = multiply_add(q, high, sums[r][1]);
-    }
+    const Wide key = load_wide(keys.data + d * stride);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) sums[r] = multiply_add(query[r * kQueryStride + d], key, sums[r]);
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    store(scores + r * kScoreStride, sums[r][0]);
-    store(scores + r * kScoreStride + kLanes, sums[r][1]);
-  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) store(scores + r * kScoreStride, sums[r]);
 }
 
 struct Two {
   const float *a, *b;
 };
 
-// Scores of R rows and two tiles: few rows have too few sums of their own to fill the time
-// that a multiplication takes.
+// Rows that score two tiles at once: few have too few sums of their own to fill the time that
+// a multiplication takes, and with many registers more of them share what is loaded.
+#if defined(PREFOLD_AVX512)
+constexpr int kPairedRows = kPanel;
+constexpr bool kAlwaysPairs = true;
+#else
+constexpr int kPairedRows = kFewRows;
+constexpr bool kAlwaysPairs = false;
+#endif
+
+// Scores of R rows and two tiles.
 template <int R>
 static void score_two(const float* query, Two keys, int64_t size, Two ahead,
                       float* scores) {
-  Floats sums[R][4];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) sums[r][i] = spread(0.0f);
-  }
+  Wide sums[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Wide{};
 #pragma GCC unroll 2
   for (int64_t d = 0; d < size; ++d) {
     const int64_t at = d * kTile;
     fetch(ahead.a + at);
     fetch(ahead.b + at);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Floats q = spread(query[r * size + d]);
-      sums[r][0] = multiply_add(q, load(keys.a + at), sums[r][0]);
-      sums[r][1] = multiply_add(q, load(keys.a + at + kLanes), sums[r][1]);
-      sums[r][2] = multiply_add(q, load(keys.b + at), sums[r][2]);
-      sums[r][3] = multiply_add(q, load(keys.b + at + kLanes), sums[r][3]);
+      const float q = query[r * kQueryStride + d];
+      sums[r][0] = multiply_add(q, load_wide(keys.a + at), sums[r][0]);
+      sums[r][1] = multiply_add(q, load_wide(keys.b + at), sums[r][1]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) store(scores + r * kScoreStride + i * kLanes, sums[r][i]);
+    store(scores + r * kScoreStride, sums[r][0]);
+    store(scores + r * kScoreStride + kTile, sums[r][1]);
   }
 }
 
@@ -94,31 +100,34 @@ static void score(const float* query, Tile keys, int64_t size, const float* ahea
 
 // Adds the values of up to kStrip tiles, weighed, to V vectors of R rows' sums; fetches the
 // tiles of `ahead` meanwhile. Inlined, its sums would not stay in registers.
-template <int R, int V>
+template <int R, int V, typename Vector>
 __attribute__((noinline)) static void weigh(const float* weights,
                                             const float* const* tiles,
                                             const float* const* ahead, int64_t column,
                                             int64_t stride, int64_t num_keys, float* sums,
                                             int64_t sums_stride) {
-  Floats acc[R][V];
-#pragma GCC unroll 8
+  constexpr int kOwn = lanes_of<Vector>;
+  Vector acc[R][V];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[r][v] = load(sums + r * sums_stride + v * kLanes);
+    for (int v = 0; v < V; ++v) {
+      acc[r][v] = load_as<Vector>(sums + r * sums_stride + v * kOwn);
+    }
   }
   for (int64_t first = 0; first < num_keys; first += kTile) {
     const float* row = *tiles++ + column;
     const float* next = *ahead++ + column;
     const int64_t count = num_keys - first < kTile ? num_keys - first : kTile;
     for (int64_t i = 0; i < count; ++i) {
-      Floats values[V];
+      Vector values[V];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) values[v] = load(row + v * kLanes);
+      for (int v = 0; v < V; ++v) values[v] = load_as<Vector>(row + v * kOwn);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) fetch(next + v * kLanes);
-#pragma GCC unroll 8
+      for (int v = 0; v < V * kOwn; v += kLine) fetch(next + v);
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const Floats weight = spread(weights[r * kScoreStride + first + i]);
+        const float weight = weights[r * kScoreStride + first + i];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(weight, values[v], acc[r][v]);
       }
@@ -126,49 +135,65 @@ __attribute__((noinline)) static void weigh(const float* weights,
       next += stride;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(sums + r * sums_stride + v * kLanes, acc[r][v]);
+    for (int v = 0; v < V; ++v) store(sums + r * sums_stride + v * kOwn, acc[r][v]);
   }
 }
 
-// All value columns of R rows. Few rows wait for memory: one after another takes slices so
-// wide that the first one reads whole lines in order, the others what it left in the cache.
+// All value columns of R rows. Few rows wait for memory, and take slices so wide that whole
+// lines are read in order.
 template <int R>
 static void weigh_columns(const float* weights, const float* const* tiles,
                           const float* const* ahead, int64_t stride, int num_keys,
                           float* sums, int64_t sums_stride, int size) {
   int64_t column = 0;
-  const auto run = [&](auto vectors) {
-    constexpr int V = decltype(vectors)::value;
-    for (; column + V * kLanes <= size; column += V * kLanes) {
-      weigh<R, V>(weights, tiles, ahead, column, stride, num_keys, sums + column,
-                  sums_stride);
+  const auto run = [&](auto slice) {
+    using Slice = decltype(slice);
+    for (; column + Slice::width <= size; column += Slice::width) {
+      weigh<R, Slice::count, typename Slice::Vector>(weights, tiles, ahead, column, stride,
+                                                     num_keys, sums + column, sums_stride);
     }
   };
+#if defined(PREFOLD_AVX512)
+  if constexpr (R <= kFewRows) run(Slice<4, Wide>{});
+  run(Slice<2, Wide>{});
+  run(Slice<1, Wide>{});
+#else
   if constexpr (R <= kFewRows) {
+    // Sums of one row fill the registers: the first one reads memory, the others what it
+    // left in the cache.
     for (; column + 8 * kLanes <= size; column += 8 * kLanes) {
       for (int r = 0; r < R; ++r) {
-        weigh<1, 8>(weights + r * kScoreStride, tiles, r == 0 ? ahead : tiles, column,
-                    stride, num_keys, sums + r * sums_stride + column, sums_stride);
+        weigh<1, 8, Floats>(weights + r * kScoreStride, tiles, r == 0 ? ahead : tiles,
+                            column, stride, num_keys, sums + r * sums_stride + column,
+                            sums_stride);
       }
     }
-    run(Count<4>{});
+    run(Slice<4, Floats>{});
   }
-  run(Count<2>{});
-  run(Count<1>{});
+  run(Slice<2, Floats>{});
+#endif
+  run(Slice<1, Floats>{});
 }
 
 using ScoreRows = void (*)(const float*, Tile, int64_t, const float*, float*);
 using WeighRows = void (*)(const float*, const float* const*, const float* const*, int64_t,
                            int, float*, int64_t, int);
 using ScoreTwo = void (*)(const float*, Two, int64_t, Two, float*);
-static const ScoreTwo kScoreTwo[] = {nullptr, score_two<1>, score_two<2>, score_two<3>};
-static const ScoreRows kScore[] = {nullptr,  score<1>, score<2>, score<3>,
-                                   score<4>, score<5>, score<6>};
-static const WeighRows kWeigh[] = {nullptr,          weigh_columns<1>, weigh_columns<2>,
-                                   weigh_columns<3>, weigh_columns<4>, weigh_columns<5>,
-                                   weigh_columns<6>};
+// For each number of rows.
+template <typename Rows> struct Products;
+template <int... R> struct Products<std::integer_sequence<int, R...>> {
+  static constexpr ScoreRows score[] = {nullptr, PREFOLD_ISA::score<R + 1>...};
+  static constexpr WeighRows weigh[] = {nullptr, weigh_columns<R + 1>...};
+};
+using OfRows = Products<std::make_integer_sequence<int, kPanel>>;
+
+template <typename Rows> struct Pairs;
+template <int... R> struct Pairs<std::integer_sequence<int, R...>> {
+  static constexpr ScoreTwo score[] = {nullptr, score_two<R + 1>...};
+};
+using OfPairs = Pairs<std::make_integer_sequence<int, kPairedRows>>;
 
 }  // namespace PREFOLD_ISA

@@ -29,5 +29,6 @@ struct RowKernel {
 
 extern const RowKernel kPortableRows;
 extern const RowKernel kAvx2Rows;
+extern const RowKernel kAvx512Rows;
 
 }  // namespace prefold

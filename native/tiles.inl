@@ -18,7 +18,7 @@ template <typename Stored> PREFOLD_INLINE float widen(Stored stored, Number numb
   return out;
 }
 
-PREFOLD_INLINE Floats load_wide(const uint16_t* from, Number number) {
+PREFOLD_INLINE Floats load_widened(const uint16_t* from, Number number) {
   return number == Number::float16 ? load_halves(from) : load_bfloats(from);
 }
 
@@ -154,7 +154,7 @@ static void copy_keys(const Layer& layer, const Member& member, int kv_head,
       int i = 0;
       if constexpr (sizeof(Stored) == 2) {
         for (; i + kLanes <= run; i += kLanes) {
-          store(row + i, load_wide(from + i, layer.number));
+          store(row + i, load_widened(from + i, layer.number));
         }
       }
       for (; i < run; ++i) row[i] = widen(from[i], layer.number);
@@ -174,7 +174,7 @@ static void copy_values(const Layer& layer, const Member& member, int kv_head,
     int d = 0;
     if constexpr (sizeof(Stored) == 2) {
       for (; d + kLanes <= layer.value_size; d += kLanes) {
-        store(row + d, load_wide(from + d, layer.number));
+        store(row + d, load_widened(from + d, layer.number));
       }
     }
     for (; d < layer.value_size; ++d) row[d] = widen(from[d], layer.number);

@@ -17,6 +17,7 @@ if not HAS_KERNELS:
     pytest.skip("the kernels were not built", allow_module_level=True)
 
 from prefold.engine import _kernels
+from support.kernels import FUSED, needs_two_widths
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MOST_ROWS = 300
@@ -125,6 +126,21 @@ def test_a_row_has_the_same_bits_in_every_batch(
     unpacked = torch.empty_like(case.weight)
     panels.unpack(unpacked, num_threads=threads)
     assert torch.equal(unpacked, case.weight)
+
+
+@needs_two_widths
+@given(case=cases(), threads=st.integers(1, 3))
+def test_wider_vectors_give_the_same_bits(case: Case, threads: int) -> None:
+    found = [
+        multiply(
+            open_panels(case.weight, case.bias, kernel),
+            case.rows,
+            len(case.weight),
+            threads,
+        )
+        for kernel in FUSED
+    ]
+    assert all(torch.equal(each, found[0]) for each in found[1:])
 
 
 @given(case=cases(most_outputs=40, most_rows=1))

@@ -21,7 +21,7 @@ from support.attention_cases import (
     make_prompt,
     share_prefix,
 )
-from support.kernels import KERNELS, needs_kernels
+from support.kernels import FUSED, KERNELS, needs_kernels, needs_two_widths
 
 pytestmark = needs_kernels
 
@@ -122,6 +122,30 @@ def test_bits_do_not_depend_on_who_shares_blocks(
     for i, prompt in enumerate(prompts):
         [alone] = Pool(heads, [prompt], way=way).run([(0, 0, prompt.num_tokens)])
         assert _same_bits(torch.cat(rows[i]), alone[shared:])
+
+
+@needs_two_widths
+@given(
+    heads=st.sampled_from(OPTIONS),
+    way=st.sampled_from(WAYS),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    shared=st.integers(0, 300),
+)
+@settings(max_examples=40)
+def test_wider_vectors_give_the_same_bits(
+    heads: Heads, way: Way, lengths: list[int], shared: int
+) -> None:
+    shared -= shared % way.block_size
+    drawn = [make_prompt(heads, shared + n, seed=i) for i, n in enumerate(lengths)]
+    prompts = share_prefix(drawn, shared)
+    spans = [(i, shared, prompt.num_tokens) for i, prompt in enumerate(prompts)]
+    found = []
+    for kernel in FUSED:
+        pool = Pool(heads, prompts, way=replace(way, kernel=kernel, shared_tokens=shared))
+        if shared:
+            pool.run([(0, 0, shared)])
+        found.append(torch.cat(pool.run(spans)))
+    assert all(_same_bits(each, found[0]) for each in found[1:])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

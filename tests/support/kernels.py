@@ -16,6 +16,12 @@ if HAS_KERNELS:
 else:
     KERNELS = []
 
+#: Kernels that fuse multiplications, whose bits are the same whatever their vectors' width.
+FUSED = [kernel for kernel in KERNELS if kernel != "portable"]
+needs_two_widths = pytest.mark.skipif(
+    len(FUSED) < 2, reason="the processor has vectors of one width"
+)
+
 #: For modules that test the kernels. Where they are required, the lack is a failure.
 needs_kernels = pytest.mark.skipif(
     not HAS_KERNELS and os.environ.get("PREFOLD_REQUIRE_NATIVE") != "1",
