@@ -25,6 +25,8 @@ enum {
   kWideOut,
   kWideKey,
   kWideValue,
+  kLow,
+  kAdded,
   kNumBuffers
 };
 static_assert(kNumBuffers <= LinearWorkspace::kBuffers, "a buffer for each");
@@ -64,16 +66,27 @@ Range columns_of(Range panels, int64_t outputs) {
 
 struct Target {
   const Projection& projection;
+  Site site;
   const float* rows;
   float* out;
+};
+
+// Where what adapters add is made.
+struct Additions {
+  const std::vector<AdaptedRows>& pieces;
+  float* low;    // [sites of one input][rows][most_ranks]
+  float* added;  // [sites of one input][rows][most_outputs]
+  int64_t most_ranks, most_outputs;
 };
 
 // One thread of the team that carries out a call; all of them do the same things in the
 // same order.
 class Worker {
  public:
-  Worker(const Kernels& kernels, const Call& call, float* scratch)
+  Worker(const Kernels& kernels, const Call& call, const Additions& additions,
+         float* scratch)
       : kernels_(kernels),
+        additions_(additions),
         is_narrow_(call.element == Element::bfloat16),
         num_rows_(call.num_rows),
         thread_(omp_get_thread_num()),
@@ -106,9 +119,27 @@ class Worker {
 
   void multiply(const Target& target, Range rows, Range panels) const {
     const Projection& projection = target.projection;
-    const Product product{projection.weights, target.rows, projection.bias, target.out,
-                          Element::float32};
-    kernels_.linear.multiply(product, rows, panels, scratch_);
+    multiply(projection.weights, projection.bias, target.rows, target.out, rows, panels);
+    for (const AdaptedRows& piece : additions_.pieces) add_to(target, piece, rows, panels);
+  }
+
+  // Makes the low ranks of what adapters add to products of these rows, before any of them;
+  // then waits. Each thread takes its share of every adapter's rows.
+  void lower(const float* rows, std::initializer_list<Site> sites) const {
+    if (additions_.pieces.empty()) return;
+    for (const AdaptedRows& piece : additions_.pieces) {
+      const Range mine = own(piece.end - piece.first);
+      for (const Site site : sites) {
+        const LowRank& adds = piece.sites[site];
+        if (adds.down.panels == nullptr) continue;
+        float* const low = low_of(piece, site);
+        multiply(adds.down, nullptr, rows + piece.first * adds.down.inputs, low, mine,
+                 {0, panels_of(adds.down.outputs)});
+        const int64_t rank = adds.down.outputs;
+        for (int64_t i = mine.first * rank; i < mine.end * rank; ++i) low[i] *= adds.scale;
+      }
+    }
+    wait();
   }
 
   // Calls work(rows, panels) for the thread's parts of a product.
@@ -154,8 +185,8 @@ class Worker {
   void multiply_gated(const GatedMlp& mlp, const float* rows, float* gate, float* up) const {
     const int64_t outputs = mlp.gate.weights.outputs;
     for_parts(panels_of(outputs), [&](Range part, Range panels) {
-      multiply({mlp.gate, rows, gate}, part, panels);
-      multiply({mlp.up, rows, up}, part, panels);
+      multiply({mlp.gate, kGateSite, rows, gate}, part, panels);
+      multiply({mlp.up, kUpSite, rows, up}, part, panels);
       const Range columns = columns_of(panels, outputs);
       const int64_t count = columns.end - columns.first;
       for (int64_t row = part.first; row < part.end; ++row) {
@@ -208,7 +239,48 @@ class Worker {
   }
 
  private:
+  void multiply(const Weights& weights, const float* bias, const float* rows, float* out,
+                Range part, Range panels) const {
+    if (part.first >= part.end) return;
+    const Product product{weights, rows, bias, out, Element::float32};
+    kernels_.linear.multiply(product, part, panels, scratch_);
+  }
+
+  // Which of the products of one input a site is: they are made at the same time.
+  static int64_t place_of(Site site) {
+    return site <= kValue ? int64_t(site) : site == kUpSite ? 1 : 0;
+  }
+
+  float* low_of(const AdaptedRows& piece, Site site) const {
+    const int64_t row = place_of(site) * num_rows_ + piece.first;
+    return additions_.low + row * additions_.most_ranks;
+  }
+
+  float* added_of(const AdaptedRows& piece, Site site) const {
+    const int64_t row = place_of(site) * num_rows_ + piece.first;
+    return additions_.added + row * additions_.most_outputs;
+  }
+
+  // Adds to a product what an adapter adds, apart: a fused sum may be rounded once.
+  void add_to(const Target& target, const AdaptedRows& piece, Range rows,
+              Range panels) const {
+    const LowRank& adds = piece.sites[target.site];
+    const Range both{std::max(piece.first, rows.first), std::min(piece.end, rows.end)};
+    if (adds.up.panels == nullptr || both.first >= both.end) return;
+    const int64_t outputs = adds.up.outputs;
+    float* const added = added_of(piece, target.site);
+    multiply(adds.up, nullptr, low_of(piece, target.site), added,
+             {both.first - piece.first, both.end - piece.first}, panels);
+    const Range columns = columns_of(panels, outputs);
+    for (int64_t row = both.first; row < both.end; ++row) {
+      kernels_.rows.add(added + (row - piece.first) * outputs + columns.first,
+                        columns.end - columns.first, false,
+                        target.out + row * outputs + columns.first);
+    }
+  }
+
   const Kernels& kernels_;
+  const Additions& additions_;
   const bool is_narrow_;
   const int64_t num_rows_;
   const int thread_, team_;
@@ -217,24 +289,46 @@ class Worker {
 
 // Calls work(worker) on every thread.
 template <typename Work>
-void run_team(const Kernels& kernels, const Call& call, int64_t num_weights, float* scratch,
-              Work work) {
+void run_team(const Kernels& kernels, const Call& call, const Additions& additions,
+              int64_t num_weights, LinearWorkspace& workspace, Work work) {
+  float* const scratch = workspace.scratch(call.num_threads);
   if (call.num_threads == 1 || is_little(num_weights, call.num_rows)) {
     // In a team of its own, so that nothing waits for the caller's.
 #pragma omp parallel num_threads(1)
-    work(Worker(kernels, call, scratch));
+    work(Worker(kernels, call, additions, scratch));
     return;
   }
 #pragma omp parallel num_threads(call.num_threads)
-  work(Worker(kernels, call, scratch));
+  work(Worker(kernels, call, additions, scratch));
 }
 
 // Calls work(first, slab) for slab after slab of a call's rows.
 template <typename Work> void for_slabs(const Call& call, Work work) {
   for (int64_t first = 0; first < call.num_rows; first += kSlabRows) {
-    work(first, Call{call.element, std::min(kSlabRows, call.num_rows - first),
-                     call.num_threads});
+    Call slab{call.element, std::min(kSlabRows, call.num_rows - first), call.num_threads};
+    for (const AdaptedRows& piece : call.adapted) {
+      const AdaptedRows here{std::max<int64_t>(piece.first - first, 0),
+                             std::min(piece.end - first, slab.num_rows), piece.sites};
+      if (here.first < here.end) slab.adapted.push_back(here);
+    }
+    work(first, slab);
   }
+}
+
+// Room for what adapters add to a slab's products.
+Additions additions_for(const Call& slab, LinearWorkspace& workspace) {
+  constexpr int64_t kSitesOfOneInput = 3;
+  int64_t most_ranks = 0, most_outputs = 0;
+  for (const AdaptedRows& piece : slab.adapted) {
+    for (int site = 0; site < kNumSites; ++site) {
+      most_ranks = std::max(most_ranks, piece.sites[site].down.outputs);
+      most_outputs = std::max(most_outputs, piece.sites[site].up.outputs);
+    }
+  }
+  const int64_t rows = kSitesOfOneInput * slab.num_rows;
+  if (slab.adapted.empty()) return {slab.adapted, nullptr, nullptr, 0, 0};
+  return {slab.adapted, workspace.numbers(kLow, rows * most_ranks),
+          workspace.numbers(kAdded, rows * most_outputs), most_ranks, most_outputs};
 }
 
 int64_t num_weights(std::initializer_list<Projection> projections) {
@@ -292,13 +386,14 @@ void run_mlp(const Kernels& kernels, const GatedMlp& mlp, const void* rows, void
     void* const to = row_of(out, first, outputs * bytes);
     float* const sums = is_narrow ? workspace.numbers(kWideOut, count * outputs)
                                   : static_cast<float*>(to);
-    run_team(kernels, slab, num_weights({mlp.gate, mlp.up, mlp.down}),
-             workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+    const Additions additions = additions_for(slab, workspace);
+    run_team(kernels, slab, additions, num_weights({mlp.gate, mlp.up, mlp.down}), workspace,
+             [&](const Worker& worker) {
                const float* own = worker.read(row_of(rows, first, width * bytes), width, wide);
                if (is_narrow) worker.wait();
                worker.multiply_gated(mlp, own, gate, up);
                worker.wait();
-               worker.multiply_onto({mlp.down, gate, sums}, nullptr);
+               worker.multiply_onto({mlp.down, kDownSite, gate, sums}, nullptr);
                worker.write(sums, outputs, to);
              });
   });
@@ -323,9 +418,10 @@ void run_input(const Kernels& kernels, const LayerInput& layer, const InputRows&
     float* const key_sums = wide(kWideKey, keys, key);
     float* const value_sums = wide(kWideValue, values, value);
     float* const turns = is_narrow ? workspace.numbers(kWideStates, 2 * count * size) : nullptr;
+    const Additions additions = additions_for(slab, workspace);
     run_team(
-        kernels, slab, num_weights({layer.query, layer.key, layer.value}),
-        workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+        kernels, slab, additions, num_weights({layer.query, layer.key, layer.value}),
+        workspace, [&](const Worker& worker) {
           const void* states = row_of(rows.states, first, width * bytes);
           worker.normalize(layer.norm, worker.read(states, width, normed), normed);
           const float* cosine =
@@ -333,9 +429,10 @@ void run_input(const Kernels& kernels, const LayerInput& layer, const InputRows&
           const float* sine = worker.read(row_of(rows.sine, first, size * bytes), size,
                                           turns + (is_narrow ? count * size : 0));
           worker.wait();
-          worker.multiply_all({{layer.query, normed, query_sums},
-                               {layer.key, normed, key_sums},
-                               {layer.value, normed, value_sums}});
+          worker.lower(normed, {kQuery, kKey, kValue});
+          worker.multiply_all({{layer.query, kQuery, normed, query_sums},
+                               {layer.key, kKey, normed, key_sums},
+                               {layer.value, kValue, normed, value_sums}});
           worker.wait();
           worker.rotate(query_sums, queries / size, size, cosine, sine, query);
           worker.rotate(key_sums, keys / size, size, cosine, sine, key);
@@ -363,21 +460,26 @@ void run_output(const Kernels& kernels, const LayerOutput& layer, const OutputRo
     void* const to = row_of(rows.out, first, width * bytes);
     float* const sums = is_narrow ? wide(kWideOut, width) : static_cast<float*>(to);
     float* const middle = workspace.numbers(kMiddle, count * width);
+    const Additions additions = additions_for(slab, workspace);
     run_team(
-        kernels, slab, num_weights({layer.projection, mlp.gate, mlp.up, mlp.down}),
-        workspace.scratch(slab.num_threads), [&](const Worker& worker) {
+        kernels, slab, additions,
+        num_weights({layer.projection, mlp.gate, mlp.up, mlp.down}), workspace,
+        [&](const Worker& worker) {
           const float* states =
               worker.read(row_of(rows.states, first, width * bytes), width, wide_states);
           const float* own = worker.read(row_of(rows.attended, first, attended * bytes),
                                          attended, wide_attended);
           if (is_narrow) worker.wait();
-          worker.multiply_onto({layer.projection, own, middle}, states);
+          worker.lower(own, {kProjection});
+          worker.multiply_onto({layer.projection, kProjection, own, middle}, states);
           worker.wait();
           worker.normalize(layer.norm, middle, normed);
           worker.wait();
+          worker.lower(normed, {kGateSite, kUpSite});
           worker.multiply_gated(mlp, normed, gate, up);
           worker.wait();
-          worker.multiply_onto({mlp.down, gate, sums}, middle);
+          worker.lower(gate, {kDownSite});
+          worker.multiply_onto({mlp.down, kDownSite, gate, sums}, middle);
           worker.write(sums, width, to);
         });
   });

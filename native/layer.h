@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "activation.h"
 #include "linear.h"
@@ -24,6 +25,21 @@ struct Kernels {
 struct Projection {
   Weights weights;
   const float* bias;  // as in Product
+};
+
+// A layer's products that adapters may add to.
+enum Site { kQuery, kKey, kValue, kProjection, kGateSite, kUpSite, kDownSite, kNumSites };
+
+// What an adapter adds to a product: up(scale * down(rows)). Without panels, nothing.
+struct LowRank {
+  Weights down, up;
+  float scale;
+};
+
+// Rows [first, end) of a call and what is added to their products, one for each site.
+struct AdaptedRows {
+  int64_t first, end;
+  const LowRank* sites;
 };
 
 // down(function(gate(x)) * up(x))
@@ -62,6 +78,8 @@ struct Call {
   Element element;  // of all rows
   int64_t num_rows;
   int num_threads;
+  // Ascending and disjoint; only where rows are float32.
+  std::vector<AdaptedRows> adapted = {};
 };
 
 void run_norm(const Kernels&, const Norm&, const void* rows, void* out, const Call&);

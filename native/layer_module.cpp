@@ -123,6 +123,67 @@ class Mlp {
   SharedWorkspace& workspace_;
 };
 
+// What an adapter adds to one layer's products.
+class LayerAdapter {
+ public:
+  // One entry for each site: the panels of both matrices and the scale, or None.
+  explicit LayerAdapter(const nb::list& entries) {
+    require(nb::len(entries) == kNumSites, "an adapter has an entry for each product");
+    for (int site = 0; site < kNumSites; ++site) {
+      const nb::object entry = entries[site];
+      if (entry.is_none()) continue;
+      const nb::tuple parts = nb::cast<nb::tuple>(entry);
+      require(nb::len(parts) == 3, "an entry is two panels and a scale");
+      const Panels &down = nb::cast<const Panels&>(parts[0]),
+                   &up = nb::cast<const Panels&>(parts[1]);
+      require(down.weights().element == Element::float32 &&
+                  up.weights().element == Element::float32,
+              "the panels of an adapter must be float32");
+      require(down.bias() == nullptr && up.bias() == nullptr,
+              "the panels of an adapter must have no bias");
+      require(up.weights().inputs == down.weights().outputs,
+              "the panels of an adapter must have one rank");
+      sites_[site] = {down.weights(), up.weights(), float(nb::cast<double>(parts[2]))};
+      held_.push_back(parts);
+    }
+  }
+
+  const LowRank* sites() const { return sites_; }
+
+  void require_fits(Site site, const Weights& product) const {
+    const LowRank& own = sites_[site];
+    require(own.down.panels == nullptr || (own.down.inputs == product.inputs &&
+                                           own.up.outputs == product.outputs),
+            "an adapter must fit the products that it adds to");
+  }
+
+ private:
+  LowRank sites_[kNumSites]{};
+  std::vector<nb::object> held_;  // keep the memory
+};
+
+struct SiteOf {
+  Site site;
+  const Weights& product;
+};
+
+// Rows and adapters as Python hands them over: (first, end, LayerAdapter).
+void read_adapted(const nb::list& given, std::initializer_list<SiteOf> sites, Call& call) {
+  int64_t before = 0;
+  for (const nb::handle each : given) {
+    const nb::tuple entry = nb::cast<nb::tuple>(each);
+    require(nb::len(entry) == 3, "adapted rows are two numbers and an adapter");
+    const int64_t first = nb::cast<int64_t>(entry[0]), end = nb::cast<int64_t>(entry[1]);
+    const LayerAdapter& adapter = nb::cast<const LayerAdapter&>(entry[2]);
+    require(before <= first && first < end && end <= call.num_rows,
+            "adapted rows must ascend and be rows of the call");
+    require(call.element == Element::float32, "adapted rows must be float32");
+    for (const SiteOf& own : sites) adapter.require_fits(own.site, own.product);
+    call.adapted.push_back({first, end, adapter.sites()});
+    before = end;
+  }
+}
+
 class LayerStart {
  public:
   LayerStart(const RowNorm& norm, const Panels& query, const Panels& key,
@@ -144,11 +205,16 @@ class LayerStart {
 
   void run(nb::handle given_states, nb::handle given_cosine, nb::handle given_sine,
            nb::handle given_query, nb::handle given_key, nb::handle given_value,
-           int num_threads) const {
+           int num_threads, const nb::list& adapted) const {
     const Tensor states(given_states, "the states"), cosine(given_cosine, "the cosine"),
         sine(given_sine, "the sine"), query(given_query, "the query"),
         key(given_key, "the key"), value(given_value, "the value");
-    const Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    read_adapted(adapted,
+                 {{kQuery, layer_.query.weights},
+                  {kKey, layer_.key.weights},
+                  {kValue, layer_.value.weights}},
+                 call);
     const InputRows rows{states.data(),
                          rows_of(cosine, call, layer_.head_size, "the cosine"),
                          rows_of(sine, call, layer_.head_size, "the sine"),
@@ -184,10 +250,16 @@ class LayerEnd {
   }
 
   void run(nb::handle given_states, nb::handle given_attended, nb::handle given_out,
-           int num_threads) const {
+           int num_threads, const nb::list& adapted) const {
     const Tensor states(given_states, "the states"),
         attended(given_attended, "what was attended to"), out(given_out, "out");
-    const Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    Call call = call_on(states, layer_.norm.width, num_threads, "the states");
+    read_adapted(adapted,
+                 {{kProjection, layer_.projection.weights},
+                  {kGateSite, layer_.mlp.gate.weights},
+                  {kUpSite, layer_.mlp.up.weights},
+                  {kDownSite, layer_.mlp.down.weights}},
+                 call);
     const OutputRows rows{states.data(),
                           rows_of(attended, call, layer_.projection.weights.inputs,
                                   "what was attended to"),
@@ -216,6 +288,9 @@ void bind_layer(nb::module_& module) {
            nb::kw_only(), "gate"_a, "up"_a, "down"_a, "function"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("run", &Mlp::run, "rows"_a, "out"_a, nb::kw_only(), "num_threads"_a);
+  nb::class_<LayerAdapter>(module, "LayerAdapter",
+                           "What an adapter adds to a decoder layer's products.")
+      .def(nb::init<const nb::list&>(), "low_ranks"_a);
   nb::class_<LayerStart>(module, "LayerStart",
                          "A decoder layer up to its attention: norm, projections, rotary.")
       .def(nb::init<const RowNorm&, const Panels&, const Panels&, const Panels&, int64_t>(),
@@ -223,14 +298,14 @@ void bind_layer(nb::module_& module) {
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>())
       .def("run", &LayerStart::run, "states"_a, "cosine"_a, "sine"_a, "query"_a, "key"_a,
-           "value"_a, nb::kw_only(), "num_threads"_a);
+           "value"_a, nb::kw_only(), "num_threads"_a, "adapted"_a = nb::list());
   nb::class_<LayerEnd>(module, "LayerEnd",
                        "A decoder layer after its attention: projection, norm, MLP.")
       .def(nb::init<const Panels&, const RowNorm&, const Mlp&>(), nb::kw_only(),
            "projection"_a, "norm"_a, "mlp"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("run", &LayerEnd::run, "states"_a, "attended"_a, "out"_a, nb::kw_only(),
-           "num_threads"_a);
+           "num_threads"_a, "adapted"_a = nb::list());
 }
 
 }  // namespace prefold

@@ -100,7 +100,7 @@ class LinearWorkspace {
     return grow(scratch_, scratch_size_, num_threads * kLinearScratchNumbers);
   }
 
-  static constexpr int kBuffers = 9;
+  static constexpr int kBuffers = 11;
 
  private:
   static float* grow(std::unique_ptr<float[]>& memory, int64_t& size, int64_t numbers) {

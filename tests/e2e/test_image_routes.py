@@ -142,10 +142,33 @@ def test_images_are_seen_shared_and_kept_apart(assembly: Assembly, tmp_path: Pat
             assert len(both.json()["choices"]) == 2
             text_only = await site.ask("no picture at all")
             assert text_only.status_code == 200
-            misses = await site.admin.get("/v1/misses")
-            assert misses.status_code in (200, 404)
-            for path in ("/metrics", "/tree", "/v1/tree"):
-                assert (await site.admin.get(path)).status_code in (200, 404)
+            for path in ("/metrics", "/cache/misses", "/cache/tree", "/cache/runs"):
+                assert (await site.admin.get(path)).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_what_diverges_in_an_image_is_explained(assembly: Assembly, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with open_site(assembly, tmp_path) as site:
+            text = "what is on this picture? "
+            first = await site.ask(text, image(make_png(1)), " say it")
+            second = await site.ask(text, image(make_png(2)), " say it")
+            request_id = second.headers["x-request-id"]
+            explained = await site.admin.get(f"/cache/explain/{request_id}")
+            assert explained.status_code == 200, explained.text
+            [prompt] = explained.json()["prompts"]
+            assert prompt["reason"]["kind"] == "diverged"
+            assert prompt["reason"]["culprit"] is None
+            earlier = prompt["earlier"]
+            assert earlier["request_id"] == first.headers["x-request-id"]
+            # Tokens are the same up to the image, and then nothing is.
+            assert earlier["common_tokens"] == prompt["reason"]["at_token"] > 0
+            shown = earlier["text"]
+            assert "picture?" in shown["before"]
+            for side in ("earlier", "later"):
+                assert shown[side].startswith("[image]")
+                assert "say it" in shown[side]
 
     asyncio.run(run())
 

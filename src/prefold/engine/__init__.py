@@ -22,6 +22,7 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``panels``, ``panel_weight`` | the weights they read |
 | ``adapter_shelf``, ``async_adapters``, ``adapter_name`` | LoRA adapters by name |
 | ``adapter``, ``adapter_hooks``, ``low_rank`` | their layers, beside the model's |
+| ``adapted_rows``, ``fused_adapters`` | which rows pass them, and how in fused layers |
 | ``adapter_loading`` and other ``adapter_*`` | their files, and what fits a model |
 | ``activation`` | adapters that set in somewhere in a prompt |
 | ``mixed_prompt``, ``read_prompt`` | prompts with contents that are no tokens |

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -83,6 +86,14 @@ class Mlp:
     ) -> None: ...
     def run(self, rows: torch.Tensor, out: torch.Tensor, *, num_threads: int) -> None: ...
 
+class LayerAdapter:
+    def __init__(
+        self, low_ranks: Sequence[tuple[Panels, Panels, float] | None]
+    ) -> None: ...
+
+#: First row, one past the last, and what is added to their products.
+_Adapted: TypeAlias = list[tuple[int, int, LayerAdapter]]
+
 class LayerStart:
     def __init__(
         self, *, norm: RowNorm, query: Panels, key: Panels, value: Panels, head_size: int
@@ -97,6 +108,7 @@ class LayerStart:
         value: torch.Tensor,
         *,
         num_threads: int,
+        adapted: _Adapted = ...,
     ) -> None: ...
 
 class LayerEnd:
@@ -108,4 +120,5 @@ class LayerEnd:
         out: torch.Tensor,
         *,
         num_threads: int,
+        adapted: _Adapted = ...,
     ) -> None: ...

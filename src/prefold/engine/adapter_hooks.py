@@ -4,79 +4,61 @@
 
     rows of a step   |- base -|-- A: layer(x) + A(x) --|- B -|- base -|
 
-Hooks hang on layers only while steps have rows of adapters: a step without any finds the
-model as it is without adapters.
+Fused layers are handed the rows (see ``fused_adapters``). On other linear layers hang
+hooks, but only while steps have rows of adapters: a step without any finds the model as it
+is without adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from prefold.engine.adapted_rows import AdaptedRows
 from prefold.engine.adapter import Adapter
-from prefold.engine.batch import SequenceSlice
+from prefold.engine.native import HAS_KERNELS
+
+if HAS_KERNELS:
+    from prefold.engine.fused_adapters import FusedAdapters
 
 _Hook = Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptedRows:
-    """Rows ``start`` to ``end`` - 1 of a step, which pass an adapter."""
-
-    adapter: Adapter
-    start: int
-    end: int
-
-
-def find_adapted_rows(slices: Sequence[SequenceSlice]) -> tuple[AdaptedRows, ...]:
-    """Return which rows of a step pass which adapter. Neighbours of one are together."""
-    found: list[AdaptedRows] = []
-    row = 0
-    for piece in slices:
-        end = row + piece.num_tokens
-        adapter = piece.adapter
-        start = row + max(0, piece.adapted_from - piece.start)
-        row = end
-        if adapter is None or start >= end:
-            continue
-        last = found[-1] if found else None
-        if last is not None and last.adapter is adapter and last.end == start:
-            found.pop()
-            start = last.start
-        found.append(AdaptedRows(adapter=adapter, start=start, end=end))
-    return tuple(found)
 
 
 class AdapterHooks:
     """Adds to one model's layers. Owned by its runner; one thread."""
 
-    __slots__ = ("_handles", "_modules", "_rows")
+    __slots__ = ("_fused", "_handles", "_modules", "_rows")
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(model.named_modules())
         self._handles: dict[str, RemovableHandle] = {}
         self._rows: tuple[AdaptedRows, ...] = ()
+        self._fused = FusedAdapters(model) if HAS_KERNELS else None
 
     @contextmanager
     def over(self, rows: tuple[AdaptedRows, ...]) -> Iterator[None]:
         """Let rows pass their adapters in the forward pass inside."""
         if not rows:
             self._detach()
-        for each in rows:
-            self._attach(each.adapter)
         self._rows = rows
         try:
+            if rows:
+                seen_to = frozenset() if self._fused is None else self._fused.give(rows)
+                for each in rows:
+                    self._attach(each.adapter, seen_to)
             yield
         finally:
             self._rows = ()
+            if rows and self._fused is not None:
+                self._fused.take_back()
 
-    def _attach(self, adapter: Adapter) -> None:
-        for name in adapter.layers.keys() - self._handles.keys():
+    def _attach(self, adapter: Adapter, seen_to: AbstractSet[str]) -> None:
+        for name in adapter.layers.keys() - self._handles.keys() - seen_to:
             hook = self._hook(name)
             self._handles[name] = self._modules[name].register_forward_hook(hook)
 
@@ -84,6 +66,8 @@ class AdapterHooks:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
+        if self._fused is not None:
+            self._fused.forget()
 
     def _hook(self, name: str) -> _Hook:
         def add(

@@ -28,6 +28,7 @@ from prefold.engine.fusion import (
 from prefold.engine.linear import has_hooks
 from prefold.engine.packed_linear import PackedLinear
 from prefold.engine.row_norm import NativeNorm
+from prefold.errors import InvariantError
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -35,6 +36,12 @@ _CLASSES: dict[str, type] = {
     **dict.fromkeys(_NORMS, NativeNorm),
     **{f"self_attn.{name}": PackedLinear for name in _PROJECTIONS},
 }
+#: What adapters may add to, in the order of their entries for a layer.
+ADAPTED_PARTS = (
+    *(f"self_attn.{name}" for name in _PROJECTIONS),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+
 _MLP_PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _PARTS = (
     *_NORMS,
@@ -74,6 +81,10 @@ class FusedLayer:
     Args:
         module: The layer; nothing is in the way of fusing it.
         facts: A call of its attention, for what does not change from call to call.
+
+    Attributes:
+        adapted: Rows of the step that pass an adapter. Set for a step by whoever runs it,
+            where ``takes_adapters``.
     """
 
     __slots__ = (
@@ -84,6 +95,7 @@ class FusedLayer:
         "_intactness",
         "_size",
         "_start",
+        "adapted",
         "plain",
     )
 
@@ -106,6 +118,12 @@ class FusedLayer:
             norm=first, query=query, key=key, value=value, head_size=self._size
         )
         self._end = _kernels.LayerEnd(projection=out, norm=second, mlp=mlp.native)
+        self.adapted: list[tuple[int, int, _kernels.LayerAdapter]] = []
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether ``adapted`` is heeded: a layer whose parts have changed runs plainly."""
+        return self._dtype is torch.float32 and self._intactness.holds()
 
     def __call__(self, *arguments: object, **keywords: Any) -> object:
         """Return what the layer's class returns, with the same bits."""
@@ -125,6 +143,8 @@ class FusedLayer:
                 and self._intactness.holds()
             ):
                 return self.run(states, embeddings[0], embeddings[1], site)
+        if self.adapted:
+            raise InvariantError("a layer with adapters was called as no step calls it")
         return self.plain(*arguments, **keywords)
 
     def run(
@@ -148,7 +168,16 @@ class FusedLayer:
         query = states.new_empty((1, rows, heads, self._size))
         key = states.new_empty((1, rows, kv_heads, self._size))
         value = torch.empty_like(key)
-        self._start.run(states, cosine, sine, query, key, value, num_threads=num_threads)
+        self._start.run(
+            states,
+            cosine,
+            sine,
+            query,
+            key,
+            value,
+            num_threads=num_threads,
+            adapted=self.adapted,
+        )
         attended = site.attend(
             AttentionCall(
                 layer=facts.layer,
@@ -164,7 +193,13 @@ class FusedLayer:
             )
         )
         out = torch.empty_like(states)
-        self._end.run(states, attended.contiguous(), out, num_threads=num_threads)
+        self._end.run(
+            states,
+            attended.contiguous(),
+            out,
+            num_threads=num_threads,
+            adapted=self.adapted,
+        )
         return out
 
     def _fits(self, states: torch.Tensor, cosine: object, sine: object) -> bool:
@@ -181,6 +216,12 @@ class FusedLayer:
                 for each in (cosine, sine)
             )
         )
+
+
+def fused_layer_of(module: nn.Module) -> FusedLayer | None:
+    """Return the fused calls that a layer has been given, if it has any."""
+    forward = vars(module).get("forward")
+    return forward if isinstance(forward, FusedLayer) else None
 
 
 @torch.inference_mode()

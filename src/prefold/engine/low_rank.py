@@ -41,6 +41,11 @@ class LowRank:
         self._scale = scale
         self._row_multiple = row_multiple
 
+    @property
+    def layers(self) -> tuple[nn.Module, nn.Module, float]:
+        """Both layers, and the factor between them."""
+        return self._down, self._up, self._scale
+
     def add_to(self, outputs: torch.Tensor, rows: torch.Tensor) -> None:
         """Add to ``[n, outputs]``, in place, what ``[n, inputs]`` comes to."""
         num_rows = len(rows)

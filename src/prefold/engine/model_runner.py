@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from prefold.blocks.table import BlockCopy
-from prefold.engine.adapter_hooks import AdapterHooks, find_adapted_rows
+from prefold.engine.adapted_rows import find_adapted_rows
+from prefold.engine.adapter_hooks import AdapterHooks
 from prefold.engine.batch import StepPlan
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from prefold.engine.adapted_rows import find_adapted_rows
 from prefold.engine.adapter import Adapter, AdapterHost
-from prefold.engine.adapter_hooks import AdapterHooks, find_adapted_rows
+from prefold.engine.adapter_hooks import AdapterHooks
 from prefold.engine.adapter_loading import build_adapter
 from prefold.engine.adapter_targets import LinearShape, recorded_targets
 from prefold.engine.adapter_weights import MatrixPair
