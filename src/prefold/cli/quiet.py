@@ -19,11 +19,10 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-_UNLESS_SET = {
-    # Threads that wait for each other sleep. Spinning gains little on an idle machine,
-    # and on one that does anything else besides it costs many times the work itself.
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
+#: Threads that wait for each other spin for a tenth of a millisecond and then sleep: to be
+#: woken again takes longer than what is between two parts of a step. Without a limit, a
+#: machine that does anything else besides would take many times the work itself.
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
 
 #: For models that are here: nothing is fetched, so there is nothing to show either.
 _LOCAL = {
@@ -40,8 +39,8 @@ def quiet_libraries(model: str | None) -> None:
     that it moves, and they are on standard error.
     """
     os.environ.update(_ALWAYS)
-    for name, value in _UNLESS_SET.items():
-        os.environ.setdefault(name, value)
+    if not any(name in os.environ for name in _WAITING):
+        os.environ.update(_WAITING)
     if model is None or Path(model).is_dir():
         os.environ.update(_LOCAL)
     warnings.filterwarnings("ignore")
