@@ -66,6 +66,35 @@ def test_one_changed_bit_is_another_adapter(loaded: LoadedModel, tmp_path: Path)
     assert load_adapter(path, loaded.adapter_host).digest != before
 
 
+def test_equal_bytes_of_another_type_are_another_adapter(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    halves = {name: tensor.half() for name, tensor in make_weights(loaded).items()}
+    brains = {name: tensor.view(torch.bfloat16) for name, tensor in halves.items()}
+    first, second = (
+        load_adapter(
+            write_adapter(tmp_path / name, tensors, make_config()), loaded.adapter_host
+        ).digest
+        for name, tensors in (("half", halves), ("brain", brains))
+    )
+    assert first != second
+
+
+def test_equal_matrices_of_other_layers_are_another_adapter(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    tensors = make_weights(loaded, targets=("k_proj",))
+    moved = {name.replace("k_proj", "v_proj"): each for name, each in tensors.items()}
+    first, second = (
+        load_adapter(
+            write_adapter(tmp_path / target, its, make_config(targets=(target,))),
+            loaded.adapter_host,
+        ).digest
+        for target, its in (("k_proj", tensors), ("v_proj", moved))
+    )
+    assert first != second
+
+
 def rename(old: str, new: str) -> Callable[[Tensors], None]:
     def change(tensors: Tensors) -> None:
         tensors[new] = tensors.pop(old)
