@@ -68,13 +68,6 @@ void copy_outputs(const Weights& from, int64_t count, const int64_t* ids, void* 
   }
 }
 
-void widen(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = uint32_t(from[i]) << 16;
-    std::memcpy(to + i, &bits, sizeof bits);
-  }
-}
-
 }  // namespace
 
 void pack(const Matrix& from, const Weights& shape, void* panels, int num_threads) {

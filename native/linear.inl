@@ -2,8 +2,9 @@
 //
 // Equal bits for a row, whatever is computed with it: an output is summed in a lane of its
 // own, over the inputs of a step in order, over the steps of a chunk in order, over the
-// chunks in order, and then the bias is added. Three short sums lose less than a long one. Blocks and threads only choose what is computed when. Loops over blocks whose
-// operands stay in the caches: Goto & van de Geijn 2008.
+// chunks in order, and then the bias is added. Three short sums lose less than a long one.
+// Blocks and threads only choose what is computed when. Loops over blocks whose operands
+// stay in the caches: Goto & van de Geijn 2008.
 
 #include <utility>
 

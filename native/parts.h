@@ -1,8 +1,9 @@
-// How threads divide matrix products among them.
+// How threads divide matrix products among them, and widen what they multiply.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "linear.h"
 
@@ -14,6 +15,13 @@ constexpr int64_t kLeastRows = 32;
 // Weights to read, and multiplications, that are not worth another thread.
 constexpr int64_t kFewWeights = 1 << 16;
 constexpr int64_t kFewProducts = 1 << 21;
+
+inline void widen(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = uint32_t(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
 
 inline Range share(int64_t count, int64_t part, int64_t num_parts) {
   return {count * part / num_parts, count * (part + 1) / num_parts};
