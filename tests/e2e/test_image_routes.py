@@ -151,7 +151,7 @@ def test_images_are_seen_shared_and_kept_apart(assembly: Assembly, tmp_path: Pat
 def test_what_diverges_in_an_image_is_explained(assembly: Assembly, tmp_path: Path) -> None:
     async def run() -> None:
         async with open_site(assembly, tmp_path) as site:
-            text = "what is on this picture? "
+            text = "which of them is this picture? "
             first = await site.ask(text, image(make_png(1)), " say it")
             second = await site.ask(text, image(make_png(2)), " say it")
             request_id = second.headers["x-request-id"]

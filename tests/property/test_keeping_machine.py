@@ -125,6 +125,10 @@ class KeepingMachine(RuleBasedStateMachine):
             computed = len(tokens)
         self.cache.release(lease, as_tokens(tokens), computed)
         self._note_use(domain, tokens[: computed * is_own], wish)
+        if not is_own:
+            # Below what goes with an approval, its own is kept by this wish as well.
+            for end in range(SIZE, computed + 1, SIZE):
+                self.ends.pop((domain, tokens[:end]), None)
         self._check_protected(before)
 
     def fill(self, dice: Random) -> None:

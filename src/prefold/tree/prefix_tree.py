@@ -186,6 +186,7 @@ class PrefixTree:
             and not node.has_children
             and node.tombstones is None
             and not node.marks
+            and not node.users
             and not node.num_forks
             and node.cohort is None
             and not self.audiences.is_dead(node)

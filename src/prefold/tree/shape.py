@@ -121,6 +121,9 @@ def _are_used_alike(node: Node, child: Node) -> bool:
     every prefix of a long text does not leave it in pieces.
     """
     one, other = node.cohort, child.cohort
+    if one is None and other is None and node.last_used_at != child.last_used_at:
+        # An order by last use would take the tail for as young as what was used without it.
+        return False
     if one is other:
         return bool(node.num_forks) == bool(child.num_forks)
     return (

@@ -8,6 +8,7 @@ from prefold.cache import Access
 from prefold.tree.invalidation import kill_subtree
 from support.cache_driver import CacheDriver, numbered
 from support.running import Running
+from support.settable_clock import SettableClock
 
 
 def test_a_conversation_block_by_block_is_one_node_and_stays_one() -> None:
@@ -34,7 +35,7 @@ def test_nothing_is_split_by_asking() -> None:
 
 
 def test_a_split_keeps_counts_times_and_hits_on_both_sides() -> None:
-    driver = CacheDriver(block_size=4)
+    driver = CacheDriver(block_size=4, clock=SettableClock())
     run = driver.begin(numbered(16))
     driver.compute(run)
     lower = run.lease.node
@@ -70,13 +71,27 @@ def test_a_merged_run_is_as_old_as_its_oldest_block() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_leases_leave_one_node_in_every_order(order: tuple[int, ...]) -> None:
-    driver = CacheDriver(block_size=4)
+    driver = CacheDriver(block_size=4, clock=SettableClock())
     driver.serve(numbered(24))
     runs = [driver.acquire([*numbered(4 * n), 999]) for n in (2, 5, 1, 4)]
     assert driver.shape() == [[1], [1], [2], [1], [1]]
     for index in order:
         driver.end(runs[index])
     assert driver.shape() == [[6]]
+
+
+def test_what_was_used_at_other_times_stays_apart_until_all_is_used() -> None:
+    driver = CacheDriver(block_size=4, num_blocks=14)
+    driver.serve(numbered(24))
+    driver.serve(numbered(16, 500))
+    driver.serve(numbered(8))
+    assert driver.shape() == [[2, 4], [4]]
+    # The tail is older than the other run, although what it hangs on is younger.
+    driver.fill(8)
+    assert driver.hit([*numbered(16, 500), 999]) == 16
+    assert driver.hit([*numbered(24), 999]) == 8
+    driver.serve(numbered(24))
+    assert driver.shape() == [[6, 4]]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
