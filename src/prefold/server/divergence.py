@@ -134,9 +134,13 @@ def _compare(prompt: KeptTokens, nearest: Nearest, decode: Decode) -> Divergence
         len(_decoded(decode, [*context, it[place]])) - length
         for it in (nearest.tokens, prompt)
     )
-    finding = explain_difference(
-        ours, theirs, at_token=place, ends_at=len(common) + max(widest, 0)
-    )
+    if min(prompt[place], nearest.tokens[place]) < 0:
+        # Images look alike in text: it would seem to be cut into other tokens.
+        finding = Breakpoint(kind=BreakKind.TEXT, detail="the image", at_token=place)
+    else:
+        finding = explain_difference(
+            ours, theirs, at_token=place, ends_at=len(common) + max(widest, 0)
+        )
     at = len(common)
     return Divergence(
         nearest=nearest,
