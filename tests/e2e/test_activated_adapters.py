@@ -234,6 +234,18 @@ def test_what_it_has_cached_is_dropped_by_its_digest_and_nothing_else(
     assert run(engine, CALLED, None).usage.cached_tokens == len(CALLED) - 1
 
 
+def test_of_a_run_that_begins_before_the_call_only_that_part_stays(
+    engine: TinyEngine,
+) -> None:
+    # One request leaves one run, in which the adapter sets in after three blocks.
+    run(engine, CALLED, "one")
+    assert run(engine, CALLED, "one").usage.cached_tokens > len(BEFORE)
+    digest = engine.adapters.get("one").digest
+    engine.cache.invalidate(ByField(name="adapter", value=digest))
+    engine.check_invariants()
+    assert run(engine, CALLED, "one").usage.cached_tokens == len(BEFORE)
+
+
 def test_keys_hold_the_whole_digest(
     engine: TinyEngine, loaded: LoadedModel, paths: dict[str, Path]
 ) -> None:
