@@ -63,7 +63,7 @@ test: static
 soak: export HYPOTHESIS_PROFILE := soak
 soak: export PREFOLD_SOAK := 1
 soak: install-compat
-	@echo "==> all tests at full counts; this takes about half an hour"
+	@echo "==> all tests at full counts; this takes about 20 minutes"
 	@$(pytest) --durations=10 $(unit_tests) $(other_tests)
 
 sanitize: install
