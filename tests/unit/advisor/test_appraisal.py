@@ -13,8 +13,8 @@ from prefold.advisor import Trace, chat_trace
 from prefold.advisor.advice import Advice, HitLengths, Prices
 from prefold.advisor.appraisal import OTHERS, appraise
 from prefold.advisor.trace import TraceRequest, make_runs
-from prefold.advisor.verdict import Reason
-from prefold.advisor.worth import GIB
+from prefold.advisor.verdict import Reason, Thresholds
+from prefold.advisor.worth import GIB, MemoryPrice
 from prefold.errors import InvalidInputError
 from prefold.eviction.cost import CostFit
 from support.advice import PRICES
@@ -123,6 +123,38 @@ def test_a_smaller_cache_hits_less_and_pays_for_what_it_evicts() -> None:
     rates = [it.hit_rate for it in whole.curve]
     assert rates == sorted(rates)
     assert whole.curve[-1].hit_rate == whole.total.load.hit_rate
+
+
+@pytest.mark.parametrize("gib", [8, 16, 80])
+def test_the_size_that_is_worth_most_decides_and_not_the_largest_that_pays(
+    gib: int,
+) -> None:
+    price = MemoryPrice(machine_bytes=gib * GIB)
+    prices = replace(PRICES, thresholds=Thresholds(price=price))
+    advice = appraise(chat_trace(seed=5, num_requests=400), prices)
+    worth = {each.num_bytes: each.net_ms_per_s or -math.inf for each in advice.curve}
+    assert advice.verdict.pays
+    assert advice.verdict_bytes == max(worth, key=worth.__getitem__)
+    assert sum(net > 0 for net in worth.values()) > 1, "more than one size pays"
+
+
+def test_who_is_served_without_the_cache_owes_nothing_of_it() -> None:
+    requests = [
+        TraceRequest(
+            arrival_s=float(number),
+            num_prompt_tokens=BLOCK * (8 + own),
+            num_output_tokens=1,
+            runs=make_runs([[0, 8], [1000 * (number + 1), own]]),
+            tenant=tenant,
+        )
+        for number, (tenant, own) in enumerate(10 * [("small", 2), ("huge", 100)])
+    ]
+    trace = Trace(name="made", block_size=BLOCK, requests=requests)
+    capacity = 20 * BLOCK * PRICES.bytes_per_token
+    advice = appraise(trace, PRICES, capacity_bytes=capacity)
+    held = {each.name: each.load.held_bytes for each in advice.tenants}
+    assert held["huge"] == 0
+    assert held["small"] == pytest.approx(advice.total.load.held_bytes)
 
 
 def test_best_and_worst_are_ten_each_in_order() -> None:
