@@ -411,6 +411,8 @@ async def open_world(
         sampler=Sampler(VOCAB_SIZE),
         fingerprint=fingerprint,
         tokenizer=tokenizer,
+        # How long steps really take is what a policy learns from, and no two runs' same.
+        clock=clock,
     )
     model_limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=512)
     model = ServedModel(

@@ -37,9 +37,6 @@ _ROUNDS = 8
 _HUBER = 1.345
 _MAD_TO_SIGMA = 1.4826
 
-#: Below this part of the whole a number is rounding.
-_NOISE = 1e-9
-
 _Floats = npt.NDArray[np.float64]
 
 
@@ -168,8 +165,7 @@ def fit_steps(steps: _Floats) -> CostFit:
         if sigma <= 1e-12 * float(np.median(seconds)):
             break
         weights = np.minimum(1.0, _HUBER * sigma / np.maximum(errors, 1e-300))
-    # Nor may the last digits decide between blocks that are worth the same.
-    per_step, per_token, per_pair = (float(f"{each:.9g}") for each in solution / scale)
+    per_step, per_token, per_pair = (float(each) for each in solution / scale)
     return CostFit(per_step=per_step, per_token=per_token, per_pair=per_pair)
 
 
@@ -181,15 +177,11 @@ def _solve(columns: _Floats, seconds: _Floats, weights: _Floats) -> _Floats:
     root = np.sqrt(weights)
     target = seconds * root
     best, best_error = np.zeros(3), float("inf")
-    noise = _NOISE**2 * float((target**2).sum())
     # Per-token cost is in all of them: without it nothing would be worth keeping.
     for chosen in ([0, 1, 2], [1, 2], [0, 1], [1]):
         its = columns[:, chosen] * root[:, None]
         found = np.linalg.lstsq(its, target, rcond=None)[0]
-        # Of steps that are told exactly the last digits are noise, and differ from one
-        # place in memory to another: they must not choose.
-        found[np.abs(found) < _NOISE * np.abs(found).max()] = 0.0
-        error = float(((its @ found - target) ** 2).sum()) + noise
+        error = float(((its @ found - target) ** 2).sum())
         if (found >= 0).all() and error < best_error * (1 - 1e-9):
             best, best_error = np.zeros(3), error
             best[chosen] = found
