@@ -43,6 +43,7 @@ def shapes_of(loaded: LoadedModel, parts: tuple[str, ...]) -> Mapping[str, Linea
     for number, layer in enumerate(layers_of(loaded)):
         for part in parts:
             linear = layer.get_submodule(part)
+            # What modules hold are tensors or modules, mypy believes; these are numbers.
             shapes[f"model.layers.{number}.{part}"] = LinearShape(
                 in_features=int(linear.in_features),  # type: ignore[arg-type]
                 out_features=int(linear.out_features),  # type: ignore[arg-type]
