@@ -49,7 +49,8 @@ class Sizes:
 FULL = Sizes(
     prompt=131_072, repeats=25, cached=(1_000, 100_000, 1_000_000), siblings=100_000
 )
-SMALL = Sizes(prompt=2_048, repeats=3, cached=(100, 1_000, 12_800), siblings=200)
+# Enough blocks that what does not grow with them is next to nothing a block.
+SMALL = Sizes(prompt=2_048, repeats=3, cached=(100, 1_000, 51_200), siblings=200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
