@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <vector>
 
 namespace prefold {
@@ -16,6 +17,10 @@ constexpr int kPanelOutputs = 16;
 // numerics: both are cut at multiples from the first input.
 constexpr int kInputStep = 32;
 constexpr int kInputChunk = 128;
+
+// Inputs of a chunk that all of few rows are multiplied with before the next ones are: their
+// weights, and those being fetched, leave room for the rows in the first cache.
+constexpr int kInputSlice = 64;
 
 // Rows and panels of a block whose inputs, weights and sums stay in the caches.
 constexpr int kBlockRows = 240;
@@ -60,12 +65,15 @@ struct LinearKernel {
   void (*multiply)(const Product&, Range rows, Range panels, float* scratch);
 };
 
-// Sums of a block, a chunk of two panels as float32, and inputs: of a chunk of many rows, or
-// all of few.
+// Sums of a block, those of a chunk of two panels, its weights as float32, and inputs: of a
+// chunk of many rows, or all of few.
 constexpr int64_t kSumNumbers = int64_t(kBlockRows) * kBlockPanels * kPanelOutputs;
+constexpr int64_t kTotalNumbers = int64_t(kBlockRows) * 2 * kPanelOutputs;
 constexpr int64_t kWidenedNumbers = 2 * kInputChunk * kPanelOutputs;
 constexpr int64_t kCopiedNumbers = (kFewNumbers / kInputChunk + kBlockRows) * kCopyStride;
-constexpr int64_t kLinearScratchNumbers = kSumNumbers + kWidenedNumbers + kCopiedNumbers;
+constexpr int64_t kLinearScratchNumbers =
+    kSumNumbers + kTotalNumbers + kWidenedNumbers + kCopiedNumbers;
+static_assert(kLinearScratchNumbers % kPanelOutputs == 0, "each thread's is aligned");
 
 extern const LinearKernel kPortableLinear;
 extern const LinearKernel kAvx2Linear;
@@ -103,15 +111,22 @@ class LinearWorkspace {
   static constexpr int kBuffers = 11;
 
  private:
-  static float* grow(std::unique_ptr<float[]>& memory, int64_t& size, int64_t numbers) {
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(float* memory) const { ::operator delete(memory, kAlignment); }
+  };
+  using Memory = std::unique_ptr<float, Free>;
+
+  static float* grow(Memory& memory, int64_t& size, int64_t numbers) {
     if (size < numbers) {
-      memory.reset(new float[numbers]);
+      memory.reset(
+          static_cast<float*>(::operator new(numbers * sizeof(float), kAlignment)));
       size = numbers;
     }
     return memory.get();
   }
 
-  std::unique_ptr<float[]> buffers_[kBuffers], scratch_;
+  Memory buffers_[kBuffers], scratch_;
   int64_t sizes_[kBuffers] = {}, scratch_size_ = 0;
 };
 

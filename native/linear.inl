@@ -66,18 +66,43 @@ struct Inputs {
   int64_t stride;
 };
 
-// Adds a chunk's products to the sums of R rows and P panels. Inlined, they would not stay in
+// Inputs [first, first + count) of a chunk, and whether they are its first and its last.
+struct Slice {
+  int64_t first, count;
+  bool begins, ends;
+};
+
+// Where the sums of some rows and panels are: those of a chunk, side by side, and those of
+// all chunks. With the last input the bias is added, unless it is null.
+struct Sums {
+  float* totals;
+  Tile all;
+  bool is_first;
+  const float* bias;
+};
+
+// A slice of some panels, and of the rows that they are multiplied with.
+template <typename Word> struct Piece {
+  Inputs rows;
+  Chunk<Word> chunk;
+  Slice slice;
+  Ahead ahead;
+  Sums to;
+};
+
+// Adds a slice's products to the sums of R rows and P panels. Inlined, they would not stay in
 // registers.
 template <int R, int P, typename Word>
-__attribute__((noinline)) static void add_products(Inputs rows, Chunk<Word> chunk,
-                                                   int64_t num_inputs, Ahead ahead,
-                                                   Tile tile, bool is_first,
-                                                   const float* bias) {
-  const int64_t row_stride = kCopies ? kCopyStride : rows.stride;
-  // Kept in memory: registers hold one step's sums.
-  alignas(64) float totals[R][P * kPanelOutputs];
-  for (int64_t first = 0; first < num_inputs; first += kInputStep) {
-    const int64_t left = num_inputs - first;
+__attribute__((noinline)) static void add_products(const Piece<Word>& piece) {
+  const float* const rows = piece.rows.data;
+  const int64_t row_stride = kCopies ? kCopyStride : piece.rows.stride;
+  const Word* words = piece.chunk.words;
+  const int64_t stride = piece.chunk.stride;
+  const Slice slice = piece.slice;
+  Ahead ahead = piece.ahead;
+  const Sums to = piece.to;
+  for (int64_t first = 0; first < slice.count; first += kInputStep) {
+    const int64_t left = slice.count - first;
     const int64_t end = first + (left < kInputStep ? left : kInputStep);
     Wide sums[R][P];
 #pragma GCC unroll 12
@@ -90,41 +115,44 @@ __attribute__((noinline)) static void add_products(Inputs rows, Chunk<Word> chun
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
         __builtin_prefetch(ahead.data + p * ahead.stride);
-        weights[p] = load_wide(chunk.words + p * chunk.stride);
+        weights[p] = load_wide(words + p * stride);
       }
       ahead.data += ahead.step;
-      chunk.words += Words<Word>::count;
+      words += Words<Word>::count;
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const float x = rows.data[r * row_stride + k];
+        const float x = rows[r * row_stride + k];
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) sums[r][p] = multiply_add(x, weights[p], sums[r][p]);
       }
     }
+    // Kept in memory: registers hold one step's sums.
+    const bool is_first_step = slice.begins && first == 0;
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
-        float* total = totals[r] + p * kPanelOutputs;
-        store(total, first == 0 ? sums[r][p] : add(load_wide(total), sums[r][p]));
+        float* total = to.totals + (r * P + p) * kPanelOutputs;
+        store(total, is_first_step ? sums[r][p] : add(load_wide(total), sums[r][p]));
       }
     }
   }
+  if (!slice.ends) return;
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {
-      float* to = tile.data + r * tile.stride + p * kPanelOutputs;
-      Wide sum = load_wide(totals[r] + p * kPanelOutputs);
-      if (!is_first) sum = add(load_wide(to), sum);
-      if (bias != nullptr) sum = add(sum, load_wide(bias + p * kPanelOutputs));
-      store(to, sum);
+      float* all = to.all.data + r * to.all.stride + p * kPanelOutputs;
+      Wide sum = load_wide(to.totals + (r * P + p) * kPanelOutputs);
+      if (!to.is_first) sum = add(load_wide(all), sum);
+      if (to.bias != nullptr) sum = add(sum, load_wide(to.bias + p * kPanelOutputs));
+      store(all, sum);
     }
   }
 }
 
 template <typename Word>
-using AddProducts = void (*)(Inputs, Chunk<Word>, int64_t, Ahead, Tile, bool, const float*);
+using AddProducts = void (*)(const Piece<Word>&);
 
 // For each number of rows.
 template <int P, typename Word, typename Rows> struct Adding;
@@ -144,9 +172,12 @@ template <typename Word> class Block {
         rows_(rows),
         panels_(panels),
         sums_(scratch),
-        widened_(sums_ + kSumNumbers),
+        totals_(sums_ + kSumNumbers),
+        widened_(totals_ + kTotalNumbers),
         copied_(widened_ + kWidenedNumbers),
-        num_groups_((rows.end - rows.first + kGroupRows - 1) / kGroupRows) {}
+        num_groups_((rows.end - rows.first + kGroupRows - 1) / kGroupRows),
+        least_rows_((rows.end - rows.first) / num_groups_),
+        more_rows_((rows.end - rows.first) % num_groups_) {}
 
   // Chunk after chunk of up to kBlockPanels panels, and of many rows.
   void run() const {
@@ -154,7 +185,7 @@ template <typename Word> class Block {
       const Inputs from = inputs_of(input, num_inputs, copied_);
       for_groups([&](Group group) {
         const Word* next = weights(group.first + group.count, input);
-        add_group(group, input, num_inputs, from, next);
+        add_group(group, {input, num_inputs, true, true}, from, next);
       });
     });
     for_groups([&](Group group) { write_out(group); });
@@ -174,13 +205,19 @@ template <typename Word> class Block {
     for_groups([&](Group group) {
       group.slot = 0;
       for_chunks([&](int64_t input, int64_t num_inputs) {
-        const int64_t end = input + num_inputs;
         const Inputs from = kCopies ? Inputs{place(input), kCopyStride}
                                     : inputs_of(input, num_inputs, nullptr);
-        const Word* next = end == product_.weights.inputs
-                               ? weights(group.first + group.count, 0)
-                               : weights(group.first, end);
-        add_group(group, input, num_inputs, from, next);
+        const int64_t most = num_groups_ > 1 ? kInputSlice : kInputChunk;
+        for (int64_t done = 0; done < num_inputs; done += most) {
+          const int64_t left = num_inputs - done;
+          const bool is_last = left <= most;
+          const Slice slice{input + done, is_last ? left : most, done == 0, is_last};
+          const int64_t end = slice.first + slice.count;
+          const Word* next = end == product_.weights.inputs
+                                 ? weights(group.first + group.count, 0)
+                                 : weights(group.first, end);
+          add_group(group, slice, {from.data + done, from.stride}, next);
+        }
       });
       write_out(group);
     });
@@ -245,20 +282,20 @@ template <typename Word> class Block {
     return {sums_ + group.slot * kPanelOutputs, kBlockPanels * kPanelOutputs};
   }
 
-  // Adds a chunk's products to some panels' sums, and fetches the words that come next.
-  void add_group(Group group, int64_t input, int64_t num_inputs, Inputs from,
-                 const Word* next) const {
-    const Chunk<Word> own{weights(group.first, input), kWords * product_.weights.inputs};
+  // Adds a slice's products to some panels' sums, and fetches the words that come next.
+  void add_group(Group group, Slice slice, Inputs from, const Word* next) const {
+    const Chunk<Word> own{weights(group.first, slice.first),
+                          kWords * product_.weights.inputs};
     if constexpr (kWords != kPanelOutputs) {
       if (num_groups_ > 1) {
         for (int64_t i = 0; i < group.count; ++i) {
-          widen(own.words + i * own.stride, num_inputs, widened_ + i * kWidenedPanel);
+          widen(own.words + i * own.stride, slice.count, widened_ + i * kWidenedPanel);
         }
-        add_rows(group, Chunk<float>{widened_, kWidenedPanel}, input, num_inputs, from, next);
+        add_rows(group, Chunk<float>{widened_, kWidenedPanel}, slice, from, next);
         return;
       }
     }
-    add_rows(group, own, input, num_inputs, from, next);
+    add_rows(group, own, slice, from, next);
   }
 
   static void widen(const Word* from, int64_t num_inputs, float* to) {
@@ -268,10 +305,12 @@ template <typename Word> class Block {
   }
 
   template <typename Held>
-  void add_rows(Group group, Chunk<Held> held, int64_t input, int64_t num_inputs, Inputs from,
+  void add_rows(Group group, Chunk<Held> held, Slice slice, Inputs from,
                 const Word* next) const {
-    const int64_t num_rows = rows_.end - rows_.first;
-    const bool is_last = input + num_inputs == product_.weights.inputs;
+    const bool is_first = slice.first < kInputChunk;
+    const bool is_last = slice.first + slice.count == product_.weights.inputs;
+    // Totals that are complete in this call need no place of each row's own.
+    const int64_t own_totals = slice.begins && slice.ends ? 0 : group.count * kPanelOutputs;
     const float* bias = product_.bias;
     bias = is_last && bias != nullptr ? bias + group.first * kPanelOutputs : nullptr;
     const Tile own = tile(group);
@@ -281,15 +320,19 @@ template <typename Word> class Block {
     }
     // Each group of rows fetches its share of what comes next.
     constexpr int64_t kBytes = kWords * sizeof(Word);
-    Ahead ahead{reinterpret_cast<const char*>(next), kBytes * product_.weights.inputs,
-                kBytes / num_groups_};
-    int64_t row = 0;
+    Piece<Held> piece{from,
+                      held,
+                      slice,
+                      {reinterpret_cast<const char*>(next),
+                       kBytes * product_.weights.inputs, kBytes / num_groups_},
+                      {totals_, own, is_first, bias}};
     for (int64_t i = 0; i < num_groups_; ++i) {
-      const int64_t end = num_rows * (i + 1) / num_groups_;
-      add[end - row]({from.data + row * from.stride, from.stride}, held, num_inputs, ahead,
-                     {own.data + row * own.stride, own.stride}, input == 0, bias);
-      ahead.data += ahead.step * num_inputs;
-      row = end;
+      const int64_t count = least_rows_ + (i < more_rows_ ? 1 : 0);
+      add[count](piece);
+      piece.rows.data += count * from.stride;
+      piece.ahead.data += piece.ahead.step * slice.count;
+      piece.to.totals += count * own_totals;
+      piece.to.all.data += count * own.stride;
     }
   }
 
@@ -315,9 +358,11 @@ template <typename Word> class Block {
   const Product& product_;
   const Range rows_, panels_;
   float* const sums_;
+  float* const totals_;
   float* const widened_;
   float* const copied_;
-  const int64_t num_groups_;
+  // Groups of rows, each of which has so many; the first ones have one more.
+  const int64_t num_groups_, least_rows_, more_rows_;
 };
 
 template <typename Word>

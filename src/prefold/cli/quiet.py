@@ -19,10 +19,10 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-#: Threads that wait for each other spin for a tenth of a millisecond and then sleep: to be
+#: Threads that wait for each other spin for a quarter of a millisecond and then sleep: to be
 #: woken again takes longer than what is between two parts of a step. Without a limit, a
 #: machine that does anything else besides would take many times the work itself.
-_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
 
 #: For models that are here: nothing is fetched, so there is nothing to show either.
 _LOCAL = {

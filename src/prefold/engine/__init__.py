@@ -18,8 +18,9 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``families``, ``row_probe``, ``row_tails``, ``self_check`` | which models, and how exact |
 | ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
 | ``packing``, ``packed_linear``, ``packed_experts``, ``row_norm`` | the compiled ones |
-| ``fusion``, ``fused_mlp``, ``fused_layer`` | several of them in one call |
-| ``panels``, ``panel_weight`` | the weights they read |
+| ``fusion``, ``fused_mlp``, ``fused_layer``, ``layer_fusion`` | several of them in one call |
+| ``fused_stack`` | all layers of a model, without its own loop |
+| ``panels``, ``panel_weight``, ``fresh_pages`` | the weights they read, and their memory |
 | ``adapter_shelf``, ``async_adapters``, ``adapter_name`` | LoRA adapters by name |
 | ``adapter``, ``adapter_hooks``, ``low_rank`` | their layers, beside the model's |
 | ``adapted_rows``, ``fused_adapters`` | which rows pass them, and how in fused layers |

@@ -1,16 +1,15 @@
 """Fused layer: a decoder layer in two compiled calls, with its attention in between.
 
-Where rows are few, a layer's thirty calls of torch cost as much as reading its weights.
-A layer is fused if its parts have the names and types of a Llama layer's, and if a trial
-gives, bit for bit, what its own ``forward`` hands to the attention and returns::
+Where rows are few, a layer's thirty calls of torch cost as much as reading its weights::
 
     states --- norm, q, k, v, rotary --> attention --- o, + states, norm, MLP, + --> states
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -19,34 +18,30 @@ from prefold.engine import _kernels
 from prefold.engine.attention import AttentionCall, AttentionSite
 from prefold.engine.fused_mlp import fused_mlp_of
 from prefold.engine.fusion import (
-    OTHER_BITS,
     Intactness,
-    find_obstacles,
     plain_forward,
-    set_forward,
 )
-from prefold.engine.linear import has_hooks
 from prefold.engine.packed_linear import PackedLinear
 from prefold.engine.row_norm import NativeNorm
 from prefold.errors import InvariantError
 
-_NORMS = ("input_layernorm", "post_attention_layernorm")
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_CLASSES: dict[str, type] = {
-    **dict.fromkeys(_NORMS, NativeNorm),
-    **{f"self_attn.{name}": PackedLinear for name in _PROJECTIONS},
+NORMS = ("input_layernorm", "post_attention_layernorm")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+LAYER_CLASSES: dict[str, type] = {
+    **dict.fromkeys(NORMS, NativeNorm),
+    **{f"self_attn.{name}": PackedLinear for name in PROJECTIONS},
 }
 #: What adapters may add to, in the order of their entries for a layer.
 ADAPTED_PARTS = (
-    *(f"self_attn.{name}" for name in _PROJECTIONS),
+    *(f"self_attn.{name}" for name in PROJECTIONS),
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 
 _MLP_PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _PARTS = (
-    *_NORMS,
+    *NORMS,
     "self_attn",
-    *(f"self_attn.{name}" for name in _PROJECTIONS),
+    *(f"self_attn.{name}" for name in PROJECTIONS),
     "mlp",
     *(f"mlp.{name}" for name in _MLP_PARTS),
 )
@@ -55,24 +50,55 @@ _PARTS = (
 #: positions are in the rotary embeddings already.
 _KNOWN = frozenset({"attention_site", "position_embeddings", "position_ids"})
 
-#: Rows of the trial.
-_TRIAL_ROWS = 5
+
+class LayerInputs(NamedTuple):
+    """What a layer is called with.
+
+    Attributes:
+        states: ``[1, rows, width]``, without gaps, as are the others.
+        cosine: ``[1, rows, size of a head]``.
+        sine: As ``cosine``.
+        site: Where the attention happens.
+    """
+
+    states: torch.Tensor
+    cosine: torch.Tensor
+    sine: torch.Tensor
+    site: AttentionSite
 
 
-class TrialSite:
-    """Attention that keeps what it was asked for, and answers the same random numbers."""
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """Room for what a layer's attention takes: as it is computed, and heads first."""
 
-    __slots__ = ("calls",)
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    query_heads: torch.Tensor
+    key_heads: torch.Tensor
+    value_heads: torch.Tensor
 
-    def __init__(self) -> None:
-        self.calls: list[AttentionCall] = []
 
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        self.calls.append(call)
-        _, heads, rows, _ = call.query.shape
-        shape = (1, rows, heads, call.value.shape[-1])
-        generator = torch.Generator().manual_seed(1)
-        return torch.randn(shape, generator=generator).to(call.query.dtype)
+class LayerShape(NamedTuple):
+    """Sizes and type of a layer; layers of one shape can use the same rows."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    size: int
+    dtype: torch.dtype
+
+
+class Passage(Protocol):
+    """A pass through all layers of a model, of which layers know while it is open."""
+
+    is_open: bool
+
+    def hand_on(
+        self, layer: FusedLayer, arguments: tuple[object, ...], keywords: Mapping[str, Any]
+    ) -> object:
+        """Return what a layer's call returns."""
+        ...
 
 
 class FusedLayer:
@@ -85,67 +111,94 @@ class FusedLayer:
     Attributes:
         adapted: Rows of the step that pass an adapter. Set for a step by whoever runs it,
             where ``takes_adapters``.
+        plain: The layer's own ``forward``.
+        shape: Its sizes.
+        stack: All layers of its model, where they run in one go.
     """
 
     __slots__ = (
-        "_dtype",
         "_end",
         "_facts",
-        "_heads",
         "_intactness",
-        "_size",
         "_start",
         "adapted",
         "plain",
+        "shape",
+        "stack",
     )
 
     def __init__(self, module: nn.Module, facts: AttentionCall) -> None:
         attention = module.get_submodule("self_attn")
         query, key, value, out = (
-            _packed(attention.get_submodule(name)).native for name in _PROJECTIONS
+            packed_of(attention.get_submodule(name)) for name in PROJECTIONS
         )
-        first, second = (_norm(module.get_submodule(name)).native for name in _NORMS)
+        first, second = (norm_of(module.get_submodule(name)).native for name in NORMS)
         mlp = fused_mlp_of(module.get_submodule("mlp"))
         if mlp is None:
             raise TypeError("a layer is fused only when its MLP is")
         self._facts = facts
-        self._size = facts.query.shape[-1]
-        self._heads = (facts.query.shape[1], facts.key.shape[1])
-        self._dtype = facts.query.dtype
+        self.shape = LayerShape(
+            width=query.in_features,
+            heads=facts.query.shape[1],
+            kv_heads=facts.key.shape[1],
+            size=facts.query.shape[-1],
+            dtype=facts.query.dtype,
+        )
         self._intactness = Intactness(module, _PARTS)
         self.plain: Callable[..., object] = plain_forward(module)
         self._start = _kernels.LayerStart(
-            norm=first, query=query, key=key, value=value, head_size=self._size
+            norm=first,
+            query=query.native,
+            key=key.native,
+            value=value.native,
+            head_size=self.shape.size,
         )
-        self._end = _kernels.LayerEnd(projection=out, norm=second, mlp=mlp.native)
+        self._end = _kernels.LayerEnd(projection=out.native, norm=second, mlp=mlp.native)
         self.adapted: list[tuple[int, int, _kernels.LayerAdapter]] = []
+        self.stack: Passage | None = None
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether its parts are those it had, without hooks."""
+        return self._intactness.holds()
 
     @property
     def takes_adapters(self) -> bool:
         """Whether ``adapted`` is heeded: a layer whose parts have changed runs plainly."""
-        return self._dtype is torch.float32 and self._intactness.holds()
+        return self.shape.dtype is torch.float32 and self.is_intact
 
     def __call__(self, *arguments: object, **keywords: Any) -> object:
         """Return what the layer's class returns, with the same bits."""
-        if len(arguments) == 1:
-            states, site = arguments[0], keywords.get("attention_site")
-            embeddings = keywords.get("position_embeddings")
-            if (
-                site is not None
-                and isinstance(states, torch.Tensor)
-                and type(embeddings) is tuple
-                and len(embeddings) == 2
-                and self._fits(states, *embeddings)
-                and all(
-                    value is None or value is False or name in _KNOWN
-                    for name, value in keywords.items()
-                )
-                and self._intactness.holds()
-            ):
-                return self.run(states, embeddings[0], embeddings[1], site)
+        if self.stack is not None and self.stack.is_open:
+            return self.stack.hand_on(self, arguments, keywords)
+        given = self.inputs_of(arguments, keywords)
+        if given is not None and self.is_intact:
+            return self.run(*given)
         if self.adapted:
             raise InvariantError("a layer with adapters was called as no step calls it")
         return self.plain(*arguments, **keywords)
+
+    def inputs_of(
+        self, arguments: tuple[object, ...], keywords: Mapping[str, Any]
+    ) -> LayerInputs | None:
+        """Return what a call gives, or None if it is not one of those that are fused."""
+        if len(arguments) != 1:
+            return None
+        states, site = arguments[0], keywords.get("attention_site")
+        embeddings = keywords.get("position_embeddings")
+        if (
+            site is not None
+            and isinstance(states, torch.Tensor)
+            and type(embeddings) is tuple
+            and len(embeddings) == 2
+            and self._fits(states, *embeddings)
+            and all(
+                value is None or value is False or name in _KNOWN
+                for name, value in keywords.items()
+            )
+        ):
+            return LayerInputs(states, embeddings[0], embeddings[1], site)
+        return None
 
     def run(
         self,
@@ -154,36 +207,47 @@ class FusedLayer:
         sine: torch.Tensor,
         site: AttentionSite,
     ) -> torch.Tensor:
-        """Return the layer's new states, ``[1, rows, width]``.
+        """Return the layer's new states, ``[1, rows, width]``; for what, see its inputs."""
+        given = LayerInputs(states, cosine, sine, site)
+        out = torch.empty_like(states)
+        self.run_into(out, states, given, self.make_rows(states), torch.get_num_threads())
+        return out
 
-        Args:
-            states: ``[1, rows, width]``, without gaps, as are the others.
-            cosine: ``[1, rows, size of a head]``.
-            sine: As ``cosine``.
-            site: Where the attention happens.
-        """
-        num_threads = torch.get_num_threads()
-        rows, facts = states.shape[1], self._facts
-        heads, kv_heads = self._heads
-        query = states.new_empty((1, rows, heads, self._size))
-        key = states.new_empty((1, rows, kv_heads, self._size))
+    def make_rows(self, states: torch.Tensor) -> LayerRows:
+        """Return room for as many rows as there are states."""
+        shape, count = self.shape, states.shape[1]
+        query = states.new_empty((1, count, shape.heads, shape.size))
+        key = states.new_empty((1, count, shape.kv_heads, shape.size))
         value = torch.empty_like(key)
+        turned = (each.transpose(1, 2) for each in (query, key, value))
+        return LayerRows(query, key, value, *turned)
+
+    def run_into(
+        self,
+        out: torch.Tensor,
+        states: torch.Tensor,
+        given: LayerInputs,
+        rows: LayerRows,
+        num_threads: int,
+    ) -> None:
+        """Write the layer's new states for ``states``, which need not be those given."""
+        facts = self._facts
         self._start.run(
             states,
-            cosine,
-            sine,
-            query,
-            key,
-            value,
+            given.cosine,
+            given.sine,
+            rows.query,
+            rows.key,
+            rows.value,
             num_threads=num_threads,
             adapted=self.adapted,
         )
-        attended = site.attend(
+        attended = given.site.attend(
             AttentionCall(
                 layer=facts.layer,
-                query=query.transpose(1, 2),
-                key=key.transpose(1, 2),
-                value=value.transpose(1, 2),
+                query=rows.query_heads,
+                key=rows.key_heads,
+                value=rows.value_heads,
                 scaling=facts.scaling,
                 window=facts.window,
                 softcap=facts.softcap,
@@ -192,7 +256,6 @@ class FusedLayer:
                 other_keywords=facts.other_keywords,
             )
         )
-        out = torch.empty_like(states)
         self._end.run(
             states,
             attended.contiguous(),
@@ -200,18 +263,18 @@ class FusedLayer:
             num_threads=num_threads,
             adapted=self.adapted,
         )
-        return out
 
     def _fits(self, states: torch.Tensor, cosine: object, sine: object) -> bool:
+        dtype, size = self.shape.dtype, self.shape.size
         return (
             states.ndim == 3
             and states.shape[0] == 1
-            and states.dtype is self._dtype
+            and states.dtype is dtype
             and states.is_contiguous()
             and all(
                 isinstance(each, torch.Tensor)
-                and each.dtype is self._dtype
-                and each.shape == (1, states.shape[1], self._size)
+                and each.dtype is dtype
+                and each.shape == (1, states.shape[1], size)
                 and each.is_contiguous()
                 for each in (cosine, sine)
             )
@@ -224,108 +287,23 @@ def fused_layer_of(module: nn.Module) -> FusedLayer | None:
     return forward if isinstance(forward, FusedLayer) else None
 
 
-@torch.inference_mode()
-def fuse_layer(module: nn.Module) -> str | None:
-    """Fuse a decoder layer in place; return why it is left as it is, or None."""
-    obstacle = next(_find_obstacles(module), None)
-    if obstacle is not None:
-        return obstacle
-    trial = _Trial(module)
-    try:
-        wanted = trial.run_plain(plain_forward(module))
-    except (TypeError, ValueError, RuntimeError) as exc:
-        return f"its forward takes something else ({exc})"
-    difference = _find_difference(trial.site.calls, wanted, trial.size)
-    if difference is not None:
-        return difference
-    layer = FusedLayer(module, trial.site.calls[0])
-    if not trial.agrees(layer, wanted):
-        return OTHER_BITS
-    set_forward(module, layer)
-    return None
+def packed_of(module: nn.Module) -> PackedLinear:
+    """Return a module that is a packed layer.
 
-
-class _Trial:
-    """Random rows for a layer, and what its attention was asked for them."""
-
-    def __init__(self, module: nn.Module) -> None:
-        query = _packed(module.get_submodule("self_attn.q_proj"))
-        self.size: int = vars(module.get_submodule("self_attn"))["head_dim"]
-        dtype = query.panels.dtype
-        generator = torch.Generator().manual_seed(0)
-        shape = (1, _TRIAL_ROWS, query.in_features)
-        self._states = torch.randn(shape, generator=generator).to(dtype)
-        # No angle has such a cosine and sine: another way to turn heads differs.
-        turns = torch.randn(2, 1, _TRIAL_ROWS, self.size, generator=generator).to(dtype)
-        self._cosine, self._sine = turns.unbind()
-        self.site = TrialSite()
-
-    def run_plain(self, forward: Callable[..., object]) -> object:
-        """Return the new states that a layer's own ``forward`` gives."""
-        return forward(
-            self._states,
-            position_embeddings=(self._cosine, self._sine),
-            attention_site=self.site,
-        )
-
-    def agrees(self, layer: FusedLayer, wanted: object) -> bool:
-        """Tell whether a fused layer asks and gives the same, bit for bit."""
-        site = TrialSite()
-        found = layer.run(self._states, self._cosine, self._sine, site)
-        [asked], [other] = self.site.calls, site.calls
-        pairs = (
-            (asked.query, other.query),
-            (asked.key, other.key),
-            (asked.value, other.value),
-            (wanted, found),
-        )
-        return all(
-            isinstance(one, torch.Tensor) and torch.equal(one, two) for one, two in pairs
-        )
-
-
-def is_decoder_layer(module: nn.Module) -> bool:
-    """Tell whether a module has an attention and an MLP."""
-    return {"self_attn", "mlp"} <= {name for name, _ in module.named_children()}
-
-
-def _find_obstacles(module: nn.Module) -> Iterator[str]:
-    """Say what is in the way of fusing a layer; in the order of asking."""
-    attention = module.get_submodule("self_attn")
-    for whole, wanted in (
-        (module, {*_NORMS, "self_attn", "mlp"}),
-        (attention, _PROJECTIONS),
-    ):
-        names = {name for name, _ in whole.named_children()}
-        if names != set(wanted):
-            yield f"the parts of its {type(whole).__name__} are {', '.join(sorted(names))}"
-    yield from find_obstacles(module, _CLASSES)
-    if has_hooks(attention):
-        yield "its attention has hooks"
-    if not isinstance(vars(attention).get("head_dim"), int):
-        yield "its heads have no size"
-    if fused_mlp_of(module.get_submodule("mlp")) is None:
-        yield "its MLP is not fused"
-
-
-def _find_difference(
-    calls: Sequence[AttentionCall], result: object, size: int
-) -> str | None:
-    """Say what else a layer's own ``forward`` does than ask for attention and return."""
-    if len(calls) != 1 or not isinstance(result, torch.Tensor):
-        return "its forward returns something else"
-    if not calls[0].query.shape[-1] == calls[0].value.shape[-1] == size:
-        return "its heads have several sizes"
-    return None
-
-
-def _packed(module: nn.Module) -> PackedLinear:
+    Raises:
+        TypeError: It is none.
+    """
     if not isinstance(module, PackedLinear):
         raise TypeError(f"a {type(module).__name__} is no packed layer")
     return module
 
 
-def _norm(module: nn.Module) -> NativeNorm:
+def norm_of(module: nn.Module) -> NativeNorm:
+    """Return a module that is a compiled norm.
+
+    Raises:
+        TypeError: It is none.
+    """
     if not isinstance(module, NativeNorm):
         raise TypeError(f"a {type(module).__name__} is no compiled norm")
     return module

@@ -6,6 +6,7 @@ of them was replaced, as by an adapter, or has got hooks::
 
     MLP      down(act(gate(x)) * up(x))
     layer    norm, q, k, v, rotary  |  attention  |  o, + x, norm, MLP, + x
+    stack    layer after layer
 """
 
 from __future__ import annotations

@@ -18,15 +18,14 @@ The scratch block, with the id ``num_blocks``, takes what padding rows write.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from prefold.blocks.layout import KvLayout, KvOrder
 from prefold.blocks.table import BlockCopy, BlockId
+from prefold.engine.fresh_pages import map_pages
 from prefold.engine.quantization import SCALE_DTYPE, scale_itemsize
 from prefold.errors import ConfigError
 
@@ -220,16 +219,7 @@ def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     try:
         if device.type != "cpu":
             return torch.zeros(size, dtype=dtype, device=device)
-        # torch writes the zeros it gives, which takes seconds for gigabytes; fresh pages
-        # are zero anyway. Private ones: a forked process must not write into these.
-        pages = mmap.mmap(
-            -1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Large pages are taken and found faster. Only advice: not every kernel has
-            # them.
-            with suppress(OSError):
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=dtype)
-    except (RuntimeError, OSError, OverflowError) as error:
+        # torch writes the zeros it gives, which takes seconds for gigabytes.
+        return torch.frombuffer(map_pages(size * dtype.itemsize), dtype=dtype)
+    except (RuntimeError, MemoryError) as error:
         raise MemoryError(f"no {size * dtype.itemsize} bytes for KV") from error

@@ -16,6 +16,7 @@ import os
 import torch
 from torch import nn
 
+from prefold.engine.fresh_pages import Slabs
 from prefold.engine.native import HAS_KERNELS, NATIVE, kernel_name
 from prefold.errors import ConfigError
 
@@ -84,14 +85,18 @@ def obstacle_in(weight: torch.Tensor) -> str | None:
 class PanelMaker:
     """Makes panels for one model; its layers share scratch memory.
 
+    Args:
+        slabs: Where the panels go; each into memory of its own if None.
+
     Raises:
         ConfigError: ``PREFOLD_KERNEL`` names no kernel of this machine.
     """
 
-    __slots__ = ("_kernel", "_workspace")
+    __slots__ = ("_kernel", "_slabs", "_workspace")
 
-    def __init__(self) -> None:
+    def __init__(self, slabs: Slabs | None = None) -> None:
         self._kernel = kernel_name()
+        self._slabs = slabs
         self._workspace = _kernels.LinearWorkspace()
 
     def pack(self, weight: torch.Tensor) -> nn.Parameter:
@@ -104,7 +109,8 @@ class PanelMaker:
         num, outputs, inputs = weights.shape
         num_panels = -(-outputs // _kernels.PANEL_OUTPUTS)
         shape = (num, num_panels, inputs, _kernels.PANEL_OUTPUTS)
-        stack = torch.empty(shape, dtype=weights.dtype)
+        empty = torch.empty if self._slabs is None else self._slabs.empty
+        stack = empty(shape, dtype=weights.dtype)
         for panels, weight in zip(stack, weights.detach(), strict=True):
             self.open(panels, outputs).pack(weight, num_threads=torch.get_num_threads())
         return nn.Parameter(stack, requires_grad=False)

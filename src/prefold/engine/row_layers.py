@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from prefold.engine import experts, linear
 from prefold.engine.activations import replace_activations
+from prefold.engine.fresh_pages import Slabs
 from prefold.engine.linear import order_of, replace_linears
 from prefold.engine.native import HAS_KERNELS
 from prefold.engine.panels import (
@@ -26,8 +27,9 @@ from prefold.engine.panels import (
 )
 
 if HAS_KERNELS:
-    from prefold.engine.fused_layer import fuse_layer, is_decoder_layer
     from prefold.engine.fused_mlp import fuse_mlp, is_gated_mlp
+    from prefold.engine.fused_stack import fuse_stack, is_fused_throughout
+    from prefold.engine.layer_fusion import fuse_layer, is_decoder_layer
     from prefold.engine.packed_experts import pack_experts
     from prefold.engine.packed_linear import PackedLinear
     from prefold.engine.packing import pack_linears
@@ -52,7 +54,7 @@ def replace_layers(model: PreTrainedModel) -> None:
     is_packed = wants_panels(model.device) and model.dtype in PACKABLE_DTYPES
     replace_activations(model, is_native=is_packed)
     if is_packed:
-        maker = PanelMaker()
+        maker = PanelMaker(Slabs())
         left = pack_experts(model, maker)
         pack_routers(model, maker)
         _report({**left, **pack_linears(model, maker)})
@@ -63,14 +65,18 @@ def replace_layers(model: PreTrainedModel) -> None:
 
 
 def fuse(model: nn.Module) -> Mapping[str, str]:
-    """Fuse a model's MLPs and decoder layers, in place, as far as they can be.
+    """Fuse a model's MLPs, decoder layers and stack of layers, in place, where they can be.
 
     Returns:
         Those that are left as they are, and why; also named in a line of the log.
     """
     left: dict[str, str] = {}
     modules = list(model.named_modules())
-    for fits, join in ((is_gated_mlp, fuse_mlp), (is_decoder_layer, fuse_layer)):
+    for fits, join in (
+        (is_gated_mlp, fuse_mlp),
+        (is_decoder_layer, fuse_layer),
+        (is_fused_throughout, fuse_stack),
+    ):
         for name, module in modules:
             obstacle = join(module) if fits(module) else None
             if obstacle is not None:

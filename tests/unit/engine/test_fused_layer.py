@@ -13,8 +13,9 @@ if not HAS_KERNELS:
     pytest.skip("the kernels were not built", allow_module_level=True)
 
 from prefold.engine import _kernels
-from prefold.engine.fused_layer import FusedLayer, TrialSite, fuse_layer
+from prefold.engine.fused_layer import FusedLayer
 from prefold.engine.fused_mlp import FusedMlp, fuse_mlp
+from prefold.engine.layer_fusion import TrialSite, fuse_layer
 from prefold.engine.panels import PanelMaker
 from prefold.engine.row_layers import fuse
 from support.fused_models import QueryBack, fused_of, layers_of, load, run

@@ -1,0 +1,245 @@
+"""Fused stack: all decoder layers of a model, one after the other, without its own loop.
+
+Between two layers a model's loop, the modules' calls and their checks take as long as a
+tenth of the weights: what Python needs has left the caches by then. So the first layer
+that the loop calls runs all of them, and the others hand on what they are given::
+
+    loop      layer 0 ------------------------> layer 1 --> layer 2 --> ...
+    computed  0: start, attention, end; 1: ...  .           .
+
+That is the same only for a loop that passes states on and does nothing else. A trial
+shows it when the model is loaded; in every pass each layer looks whether it was called with
+the very tensors of the one before, and if not, the pass is made again, layer by layer:
+writing a step's KV twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from prefold.engine.fused_layer import FusedLayer, LayerInputs, fused_layer_of
+from prefold.engine.fusion import OTHER_BITS, Intactness, plain_forward, set_forward
+from prefold.engine.layer_fusion import TrialSite
+from prefold.engine.linear import has_hooks
+from prefold.errors import InvariantError
+
+_LOG = logging.getLogger(__name__)
+
+#: Where a model has its layers.
+LAYERS = "layers"
+
+#: Keywords of a model that it makes its layers' inputs of, or that say nothing about them.
+_KNOWN = frozenset({"attention_site", "input_ids", "inputs_embeds", "position_ids"})
+
+#: Numbers of rows of the trial: a model may treat a single one in its own way.
+_TRIAL_ROWS = (1, 5)
+
+
+class Detour(Exception):  # noqa: N818 -- no error: the pass is made another way
+    """A model's loop did something between two layers."""
+
+
+class LayerStack:
+    """The layers of one model while a pass goes through them. One thread.
+
+    Args:
+        module: The model.
+        layers: In the order of its loop.
+    """
+
+    __slots__ = ("_given", "_intactness", "_layers", "_place", "_result", "is_open")
+
+    def __init__(self, module: nn.Module, layers: tuple[FusedLayer, ...]) -> None:
+        self._layers = layers
+        names = [f"{LAYERS}.{i}" for i in range(len(layers))]
+        self._intactness = Intactness(module, (LAYERS, *names))
+        self.is_open = False
+        self._place = 0
+        self._given: LayerInputs | None = None
+        self._result: torch.Tensor | None = None
+
+    def open(self) -> None:
+        """Begin a pass: the next call is the first layer's."""
+        self.is_open = True
+        self._place = 0
+
+    def close(self) -> None:
+        """End a pass; each layer runs by itself."""
+        self.is_open = False
+        self._given = self._result = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the open pass went through no layer, or through all."""
+        return self._place in (0, len(self._layers))
+
+    def hand_on(
+        self, layer: FusedLayer, arguments: tuple[object, ...], keywords: Mapping[str, Any]
+    ) -> object:
+        """Return what a layer's call returns: the states behind the last layer.
+
+        Raises:
+            Detour: The call is not the one that follows.
+        """
+        given = layer.inputs_of(arguments, keywords)
+        if self._given is None:
+            if given is None or layer is not self._layers[0] or not self._is_intact():
+                self.close()
+                return layer(*arguments, **keywords)
+            self._given, self._result = given, self._run(given)
+        elif given is None or not self._follows(layer, given):
+            raise Detour
+        self._place += 1
+        return self._result
+
+    def _is_intact(self) -> bool:
+        return self._intactness.holds() and all(each.is_intact for each in self._layers)
+
+    def _follows(self, layer: FusedLayer, given: LayerInputs) -> bool:
+        first = self._given
+        return (
+            first is not None
+            and self._place < len(self._layers)
+            and layer is self._layers[self._place]
+            and given.states is self._result
+            and given.cosine is first.cosine
+            and given.sine is first.sine
+            and given.site is first.site
+        )
+
+    def _run(self, given: LayerInputs) -> torch.Tensor:
+        states, spare = given.states, None
+        rows = self._layers[0].make_rows(states)
+        num_threads = torch.get_num_threads()
+        for layer in self._layers:
+            # What the model gave is left as it is; from then on two tensors take turns.
+            out = torch.empty_like(states) if spare is None else spare
+            layer.run_into(out, states, given, rows, num_threads)
+            spare = None if states is given.states else states
+            states = out
+        return states
+
+    def check_invariants(self) -> None:
+        """Raise ``InvariantError`` if a pass that is over has left something."""
+        if not self.is_open and (self._given is not None or self._result is not None):
+            raise InvariantError("a closed stack of layers holds states")
+        if any(layer.stack is not self for layer in self._layers):
+            raise InvariantError("a layer of the stack does not know of it")
+
+
+class FusedDecoder:
+    """Takes the place of the ``forward`` of a model whose layers are a stack.
+
+    Args:
+        module: Has the layers.
+        stack: Of all its layers.
+
+    Attributes:
+        plain: The module's own ``forward``.
+        stack: The stack; None once a pass has shown that its loop does something else.
+    """
+
+    __slots__ = ("plain", "stack")
+
+    def __init__(self, module: nn.Module, stack: LayerStack) -> None:
+        self.plain: Callable[..., object] = plain_forward(module)
+        self.stack: LayerStack | None = stack
+
+    def __call__(self, *arguments: object, **keywords: object) -> object:
+        """Return what the module's class returns, with the same bits."""
+        stack = self.stack
+        if (
+            stack is None
+            or stack.is_open
+            or arguments
+            or not all(
+                value is None or value is False or name in _KNOWN
+                for name, value in keywords.items()
+            )
+        ):
+            return self.plain(*arguments, **keywords)
+        try:
+            stack.open()
+            result = self.plain(**keywords)
+            if stack.is_whole:
+                return result
+        except Detour:
+            pass
+        finally:
+            stack.close()
+        _LOG.warning("the model does something between its layers: they run one by one")
+        self.stack = None
+        return self.plain(**keywords)
+
+
+def fused_decoder_of(module: nn.Module) -> FusedDecoder | None:
+    """Return what runs a module's layers in one go, if it has been given that."""
+    forward = vars(module).get("forward")
+    return forward if isinstance(forward, FusedDecoder) else None
+
+
+def is_fused_throughout(module: nn.Module) -> bool:
+    """Tell whether a module has a list of layers, and all of them are fused."""
+    layers = dict(module.named_children()).get(LAYERS)
+    return isinstance(layers, nn.ModuleList) and bool(_fused_layers(layers))
+
+
+@torch.inference_mode()
+def fuse_stack(module: nn.Module) -> str | None:
+    """Let a model's layers run in one go; return why they do not, or None."""
+    fused = _fused_layers(module.get_submodule(LAYERS))
+    if len({layer.shape for layer in fused}) > 1:
+        return "its layers have several shapes"
+    if has_hooks(module):
+        return "it has hooks"
+    stack = LayerStack(module, fused)
+    decoder = FusedDecoder(module, stack)
+    for layer in fused:
+        layer.stack = stack
+    if not _trial_agrees(decoder, fused[0]):
+        for layer in fused:
+            layer.stack = None
+        return OTHER_BITS
+    set_forward(module, decoder)
+    return None
+
+
+def _fused_layers(layers: nn.Module) -> tuple[FusedLayer, ...]:
+    """Return what each layer has been given; nothing unless all of them have."""
+    found = [fused_layer_of(each) for each in layers.children()]
+    return tuple(each for each in found if each is not None) if all(found) else ()
+
+
+def _trial_agrees(decoder: FusedDecoder, layer: FusedLayer) -> bool:
+    """Tell whether random rows give the same bits layer by layer and in one go."""
+    for num_rows in _TRIAL_ROWS:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(1, num_rows, layer.shape.width, generator=generator).to(
+            layer.shape.dtype
+        )
+        sites = TrialSite(), TrialSite()
+        forwards = (decoder.plain, decoder)
+        try:
+            found = [
+                forward(
+                    inputs_embeds=rows.clone(),
+                    position_ids=torch.arange(num_rows)[None],
+                    use_cache=False,
+                    attention_site=site,
+                )
+                for forward, site in zip(forwards, sites, strict=True)
+            ]
+        except (TypeError, ValueError, RuntimeError):
+            # It is called with something else than a decoder of text.
+            return False
+        states = [getattr(each, "last_hidden_state", None) for each in found]
+        if decoder.stack is None or not all(isinstance(s, torch.Tensor) for s in states):
+            return False
+        if not torch.equal(*states) or not sites[0].saw_the_same(sites[1]):
+            return False
+    return True

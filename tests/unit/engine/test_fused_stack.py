@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from prefold.engine.native import HAS_KERNELS
+
+if not HAS_KERNELS:
+    pytest.skip("the kernels were not built", allow_module_level=True)
+
+from prefold.engine.attention import AttentionCall
+from prefold.engine.fused_stack import FusedDecoder, fuse_stack, fused_decoder_of
+from prefold.engine.fusion import OTHER_BITS
+from prefold.engine.layer_fusion import TrialSite
+from prefold.engine.loading import LoadedModel
+from support.fused_models import QueryBack, layers_of, load, run
+from support.tiny_models import make_gemma2, make_llama, make_mistral, make_qwen2
+
+FAMILIES = {"llama": make_llama(), "qwen2": make_qwen2(), "mistral": make_mistral()}
+PLACES = ("", "self_attn", "self_attn.o_proj", "mlp", "mlp.down_proj", "input_layernorm")
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def decoder_of(loaded: LoadedModel) -> FusedDecoder:
+    decoder = fused_decoder_of(loaded.model.get_submodule("model"))
+    assert decoder is not None
+    return decoder
+
+
+def by_layer(loaded: LoadedModel, rows: int) -> torch.Tensor:
+    """Return the logits that the model gives when its loop runs layer by layer."""
+    decoder = decoder_of(loaded)
+    stack, decoder.stack = decoder.stack, None
+    try:
+        return run(loaded, rows)
+    finally:
+        decoder.stack = stack
+
+
+def check_closed(decoder: FusedDecoder) -> None:
+    assert decoder.stack is not None
+    assert not decoder.stack.is_open
+    decoder.stack.check_invariants()
+
+
+def count_runs(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an entry for every pass that the stack makes."""
+    runs: list[int] = []
+    stack = decoder_of(loaded).stack
+    assert stack is not None
+    kind = type(stack)
+    inner = kind._run
+    monkeypatch.setattr(kind, "_run", lambda *args: (runs.append(1), inner(*args))[1])
+    return runs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 13, 40])
+def test_a_stack_gives_the_bits_of_the_loop(
+    family: str, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(FAMILIES[family], dtype)
+    wanted = by_layer(loaded, rows)
+    runs = count_runs(loaded, monkeypatch)
+    assert torch.equal(run(loaded, rows), wanted)
+    assert runs == [1]
+    check_closed(decoder_of(loaded))
+
+
+def test_every_layers_attention_is_asked_for_the_same() -> None:
+    loaded = load(make_mistral())
+    inner = loaded.model.get_submodule("model")
+    sites = TrialSite(), TrialSite()
+    rows = torch.randn(1, 7, 48)
+    for site, forward in zip(sites, (inner, decoder_of(loaded).plain), strict=True):
+        forward(
+            inputs_embeds=rows,
+            position_ids=torch.arange(7)[None],
+            use_cache=False,
+            attention_site=site,
+        )
+    assert sites[0].saw_the_same(sites[1])
+    for one, other in zip(sites[0].calls, sites[1].calls, strict=True):
+        for name in ("layer", "scaling", "window", "softcap", "sinks", "is_causal"):
+            assert getattr(one, name) == getattr(other, name)
+    assert [call.layer for call in sites[0].calls] == list(range(len(layers_of(loaded))))
+
+
+def test_the_states_that_are_given_stay_as_they_are() -> None:
+    loaded = load(make_llama())
+    rows = torch.randn(1, 4, 48)
+    given = rows.clone()
+    loaded.model.get_submodule("model")(
+        inputs_embeds=given,
+        position_ids=torch.arange(4)[None],
+        use_cache=False,
+        attention_site=QueryBack(),
+    )
+    assert torch.equal(given, rows)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_hooks_see_what_they_would_without_a_stack(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(make_llama())
+    wanted = run(loaded, 5)
+    module = layers_of(loaded)[0].get_submodule(place)
+    seen: list[torch.Tensor] = []
+    handle = module.register_forward_hook(lambda *args: seen.append(_first(args[2])))
+    runs = count_runs(loaded, monkeypatch)
+    assert torch.equal(run(loaded, 5), wanted)
+    assert not runs
+    assert torch.equal(by_layer(loaded, 5), wanted)
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    handle.remove()
+    run(loaded, 5)
+    assert runs == [1]
+    check_closed(decoder_of(loaded))
+
+
+def _first(output: object) -> torch.Tensor:
+    value = output[0] if isinstance(output, tuple) else output
+    assert isinstance(value, torch.Tensor)
+    return value.clone()
+
+
+class Halved(nn.Module):
+    """As an adapter wraps a layer or a part of one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: object, **keywords: object) -> torch.Tensor:
+        result: torch.Tensor = self.inner(*args, **keywords)
+        return result * 0.5
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("place", ["", "mlp.down_proj", "self_attn.q_proj"])
+def test_a_layer_or_part_that_is_replaced_takes_effect(index: int, place: str) -> None:
+    loaded = load(make_llama())
+    before = run(loaded, 5)
+    path = f"model.layers.{index}" + (f".{place}" if place else "")
+    parent, _, name = path.rpartition(".")
+    inner = loaded.model.get_submodule(path)
+    loaded.model.get_submodule(parent).register_module(name, Halved(inner))
+    after = run(loaded, 5)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, by_layer(loaded, 5))
+    loaded.model.get_submodule(parent).register_module(name, inner)
+    assert torch.equal(run(loaded, 5), before)
+    check_closed(decoder_of(loaded))
+
+
+def test_a_pass_that_fails_leaves_nothing() -> None:
+    loaded = load(make_llama())
+    wanted = run(loaded, 5)
+
+    class Broken:
+        def attend(self, call: AttentionCall) -> torch.Tensor:
+            if call.layer == 1:
+                raise RuntimeError("no attention today")
+            return call.query.transpose(1, 2)
+
+    with pytest.raises(RuntimeError, match="today"):
+        loaded.model(
+            input_ids=torch.ones(1, 3, dtype=torch.long),
+            position_ids=torch.arange(3)[None],
+            use_cache=False,
+            attention_site=Broken(),
+        )
+    check_closed(decoder_of(loaded))
+    assert torch.equal(run(loaded, 5), wanted)
+
+
+def test_a_layer_that_is_called_by_itself_runs_alone() -> None:
+    loaded = load(make_llama())
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(1, 9, 48, generator=generator)
+    embeddings = tuple(torch.randn(2, 1, 9, 12, generator=generator))
+    site = TrialSite()
+    layers_of(loaded)[0](states, position_embeddings=embeddings, attention_site=site)
+    assert [call.layer for call in site.calls] == [0]
+
+
+def loop_that(
+    change: Callable[[torch.Tensor, int], torch.Tensor],
+) -> Callable[..., object]:
+    """Return a model's forward that does something to the states between layers."""
+
+    def forward(self: nn.Module, **keywords: object) -> object:
+        *layers, last = self.get_submodule("layers").children()
+
+        def changed(states: torch.Tensor, **rest: object) -> object:
+            return last(change(states, states.shape[1]), **rest)
+
+        return _loop(self, [*layers, changed], keywords)
+
+    return forward
+
+
+def _loop(
+    model: nn.Module,
+    layers: list[Callable[..., object]],
+    keywords: dict[str, object],
+) -> object:
+    states = keywords.get("inputs_embeds")
+    if states is None:
+        states = model.get_submodule("embed_tokens")(keywords["input_ids"])
+    positions = keywords["position_ids"]
+    embeddings = model.get_submodule("rotary_emb")(states, position_ids=positions)
+    rest = {
+        "position_embeddings": embeddings,
+        "attention_site": keywords["attention_site"],
+        "position_ids": positions,
+    }
+    for layer in layers:
+        states = layer(states, **rest)
+    states = model.get_submodule("norm")(states)
+
+    class Output:
+        last_hidden_state = states
+
+        def __getitem__(self, _: int) -> object:
+            return states
+
+    return Output()
+
+
+def other_rows_only(states: torch.Tensor, rows: int) -> torch.Tensor:
+    # The trial has one row, and five.
+    return states * 0.5 if rows == 7 else states
+
+
+def in_place(states: torch.Tensor, _rows: int) -> torch.Tensor:
+    return states.mul_(0.5)
+
+
+def with_loop(
+    loaded: LoadedModel, change: Callable[[torch.Tensor, int], torch.Tensor]
+) -> tuple[nn.Module, str | None]:
+    """Give the decoder of a model another loop, and try to stack its layers."""
+    inner = loaded.model.get_submodule("model")
+    vars(inner).pop("forward")
+    inner.__class__ = type("Other", (type(inner),), {"forward": loop_that(change)})
+    return inner, fuse_stack(inner)
+
+
+def call(inner: nn.Module, rows: int) -> torch.Tensor:
+    output = inner(
+        inputs_embeds=torch.randn(1, rows, 48, generator=torch.Generator().manual_seed(0)),
+        position_ids=torch.arange(rows)[None],
+        use_cache=False,
+        attention_site=QueryBack(),
+    )
+    found = output.last_hidden_state
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def test_a_loop_that_does_more_now_and_then_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inner, obstacle = with_loop(load(make_llama()), other_rows_only)
+    assert obstacle is None
+    decoder = fused_decoder_of(inner)
+    assert decoder is not None
+    assert torch.equal(call(inner, 6), _plain(decoder, 6))
+    assert decoder.stack is not None
+    stack = decoder.stack
+    with caplog.at_level(logging.WARNING, "prefold.engine.fused_stack"):
+        assert torch.equal(call(inner, 7), _plain(decoder, 7))
+    assert "does something between its layers" in caplog.text
+    assert decoder.stack is None
+    stack.check_invariants()
+    assert not stack.is_open
+    assert torch.equal(call(inner, 6), _plain(decoder, 6))
+
+
+def _plain(decoder: FusedDecoder, rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    output = decoder.plain(
+        inputs_embeds=torch.randn(1, rows, 48, generator=generator),
+        position_ids=torch.arange(rows)[None],
+        use_cache=False,
+        attention_site=QueryBack(),
+    )
+    found = vars(type(output))["last_hidden_state"]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def test_a_loop_that_writes_into_states_is_not_stacked() -> None:
+    inner, obstacle = with_loop(load(make_llama()), in_place)
+    assert obstacle == OTHER_BITS
+    assert fused_decoder_of(inner) is None
+
+
+def test_layers_of_other_kinds_are_not_stacked() -> None:
+    loaded = load(make_gemma2())
+    assert fused_decoder_of(loaded.model.get_submodule("model")) is None
+
+
+def test_keywords_that_are_not_known_are_left_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load(make_llama())
+    runs = count_runs(loaded, monkeypatch)
+    inner = loaded.model.get_submodule("model")
+    site = TrialSite()
+    inner(
+        inputs_embeds=torch.randn(1, 3, 48),
+        position_ids=torch.arange(3)[None],
+        use_cache=False,
+        attention_site=site,
+        something=torch.ones(1),
+    )
+    assert not runs
+    assert site.calls[0].other_keywords == ("something",)
