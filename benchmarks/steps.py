@@ -73,6 +73,8 @@ class Side:
         self.model = assembly.loaded.model
         self.vocab_size = assembly.loaded.vocab_size
         self.linear = assembly.numerics.linear
+        # A server that has run for a while has all memory of its pool in hand.
+        assembly.parts.runner.store.numbers.zero_()
         self.log = StepLog(assembly.parts.runner)
         config = EngineConfig(
             limits=assembly.config.limits,

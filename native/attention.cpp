@@ -11,9 +11,8 @@ namespace prefold {
 
 namespace {
 
-// Positions that one thread writes at a time: several blocks, since the keys of a block
-// are side by side in memory.
-constexpr int64_t kWrittenTokens = 64;
+// Positions that one thread writes at a time: the keys of a block are side by side in memory.
+constexpr int64_t kWrittenTokens = 16;
 
 struct Write {
   int32_t member;
@@ -98,7 +97,8 @@ class Call {
   void run_unit(const PartUnit& unit, Scratch& scratch) const {
     const int64_t end_key = (unit.partition + 1) * kPartition;
     const int64_t window = inputs_.options.window;
-    const int limit = kMaxRows / (unit.heads.end - unit.heads.first);
+    const int num_heads = unit.heads.end - unit.heads.first;
+    const int limit = num_heads == 1 ? kBatchRows : kMaxRows / num_heads;
     Row rows[kMaxRows];
     int num_rows = 0;
     for (int i = unit.first_member; i < unit.end_member; ++i) {
@@ -158,17 +158,26 @@ class Call {
       const int64_t start = partition * kPartition;
       const Segment segment{rows[0].member, rows[0].member + 1, 0,
                             int32_t(std::min<int64_t>(member.end - start, kPartition))};
-      kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options, rows,
-                     num_rows, heads, &segment, 1, partition, scratch);
-      for (int r = 0; r < num_rows; ++r) {
-        const Range own = partitions_of(rows[r].position);
-        if (partition < own.first || partition >= own.end) continue;
-        float* sum = scratch.state + r * part_numbers_;
-        const float* now = scratch.parts + r * part_numbers_;
-        if (partition == own.first) {
-          std::memcpy(sum, now, sizeof(float) * part_numbers_);
-        } else {
-          kernel_.merge(sum, now, layer_.value_size);
+      const int64_t next = start + kPartition;
+      scratch.ahead = {};
+      if (partition + 1 < all.end) {
+        scratch.ahead = {&member, int32_t(std::min<int64_t>(member.end - next, kPartition)),
+                         next, heads};
+      }
+      for (int first = 0; first < num_rows; first += kBatchRows) {
+        const int count = std::min(num_rows - first, kBatchRows);
+        kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options,
+                       rows + first, count, heads, &segment, 1, partition, scratch);
+        for (int r = first; r < first + count; ++r) {
+          const Range own = partitions_of(rows[r].position);
+          if (partition < own.first || partition >= own.end) continue;
+          float* sum = scratch.state + r * part_numbers_;
+          const float* now = scratch.parts + (r - first) * part_numbers_;
+          if (partition == own.first) {
+            std::memcpy(sum, now, sizeof(float) * part_numbers_);
+          } else {
+            kernel_.merge(sum, now, layer_.value_size);
+          }
         }
       }
     }

@@ -13,6 +13,10 @@ constexpr int kPartition = 256;
 // Query rows that one call of a kernel holds in its scratch memory.
 constexpr int kMaxRows = 96;
 
+// Rows whose queries and scores stay in the first cache while keys and values pass by.
+constexpr int kBatchRows = 24;
+static_assert(kBatchRows <= kMaxRows, "a call holds a batch");
+
 constexpr int kMaxSize = 256;
 
 // Queries and scores of one row after another; a power of two would put all into a few cache

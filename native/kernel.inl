@@ -26,37 +26,41 @@ PREFOLD_INLINE Floats hide(Floats scores, int key, int low, int high) {
 // one; those outside [low, high) get weight 0. Counted from the partition's first key.
 static void soften(float* scores, int first, int end, int low, int high, float softcap,
                    float* part) {
-  static_assert(kTile == 2 * kLanes, "a tile is two vectors");
+  static_assert(kTile == kWide, "a tile is a wide vector");
   if (softcap != 0.0f) {
-    for (int key = first; key < end; key += kLanes) {
-      store(scores + key, tanh(load(scores + key)) * spread(softcap));
+    for (int key = first; key < end; key += kTile) {
+      store(scores + key, multiply(tanh(load_wide(scores + key)), softcap));
     }
   }
-  Floats top_a = spread(-__builtin_inff()), top_b = top_a;
-  for (int key = first; key < end; key += kTile) {
-    Floats a = load(scores + key), b = load(scores + key + kLanes);
+  // Several, so that a comparison need not wait for the one before.
+  constexpr int kTops = 4;
+  Wide tops[kTops];
+  for (Wide& each : tops) each = spread_wide(-__builtin_inff());
+  const auto compare = [&](int key, Wide& top) {
+    Wide tile = load_wide(scores + key);
     if (key < low || key + kTile > high) {
-      a = hide(a, key, low, high);
-      b = hide(b, key + kLanes, low, high);
-      store(scores + key, a);
-      store(scores + key + kLanes, b);
+      tile = join(hide(low_of(tile), key, low, high),
+                  hide(high_of(tile), key + kLanes, low, high));
+      store(scores + key, tile);
     }
-    top_a = larger(a, top_a);
-    top_b = larger(b, top_b);
+    top = larger(tile, top);
+  };
+  int next = first;
+  for (; next + kTops * kTile <= end; next += kTops * kTile) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kTops; ++i) compare(next + i * kTile, tops[i]);
   }
-  const float top = highest(larger(top_a, top_b));
-  const Floats base = spread(top);
-  Floats total_a = spread(0.0f), total_b = total_a;
+  for (; next < end; next += kTile) compare(next, tops[0]);
+  const Wide both = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+  const float top = highest(larger(low_of(both), high_of(both)));
+  Wide totals = spread_wide(0.0f);
   for (int key = first; key < end; key += kTile) {
-    const Floats a = power_of_two(load(scores + key) - base);
-    const Floats b = power_of_two(load(scores + key + kLanes) - base);
-    store(scores + key, a);
-    store(scores + key + kLanes, b);
-    total_a += a;
-    total_b += b;
+    const Wide weights = power_of_two(add(load_wide(scores + key), spread_wide(-top)));
+    store(scores + key, weights);
+    totals = add(totals, weights);
   }
   part[0] = top;
-  part[1] = sum(total_a + total_b);
+  part[1] = sum(low_of(totals) + high_of(totals));
 }
 
 // ---- one partition ------------------------------------------------------------------
@@ -246,7 +250,8 @@ static void weigh_strip(const Work& work, int head, int key, int num_keys,
 
 static void weigh_segment(const Work& work, Scratch& scratch) {
   const bool is_single = work.heads.end - work.heads.first == 1;
-  const int strip = is_single ? kStrip * kTile : kTile;
+  const int tiles = has_plain_values(work.layer) ? kStrip : kCopiedStrip;
+  const int strip = is_single ? tiles * kTile : kTile;
   for (int key = work.keys.first; key < work.keys.end; key += strip) {
     const int left = work.keys.end - key;
     for (int head = work.heads.first; head < work.heads.end; ++head) {

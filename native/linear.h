@@ -65,12 +65,11 @@ struct LinearKernel {
   void (*multiply)(const Product&, Range rows, Range panels, float* scratch);
 };
 
-// Sums of a block, those of a chunk of two panels, its weights as float32, and inputs: of a
-// chunk of many rows, or all of few.
+// Sums of a block, those of a chunk of two panels, its weights as float32, and its inputs.
 constexpr int64_t kSumNumbers = int64_t(kBlockRows) * kBlockPanels * kPanelOutputs;
 constexpr int64_t kTotalNumbers = int64_t(kBlockRows) * 2 * kPanelOutputs;
 constexpr int64_t kWidenedNumbers = 2 * kInputChunk * kPanelOutputs;
-constexpr int64_t kCopiedNumbers = (kFewNumbers / kInputChunk + kBlockRows) * kCopyStride;
+constexpr int64_t kCopiedNumbers = int64_t(kBlockRows) * kCopyStride;
 constexpr int64_t kLinearScratchNumbers =
     kSumNumbers + kTotalNumbers + kWidenedNumbers + kCopiedNumbers;
 static_assert(kLinearScratchNumbers % kPanelOutputs == 0, "each thread's is aligned");

@@ -17,15 +17,15 @@ using namespace prefold;
 
 static_assert(kPanelOutputs == kWide, "a panel is as wide as a sum");
 
-// Rows and panels whose sums fit into registers. So many rows have more addresses than there
-// are registers for those: their inputs are copied to where they stand at known distances.
+// Rows and panels whose sums fit into registers.
 #if defined(PREFOLD_AVX512)
 constexpr int kGroupRows = 12, kGroupPanels = 2;
-constexpr bool kCopies = true;
 #else
 constexpr int kGroupRows = 6, kGroupPanels = 1;
-constexpr bool kCopies = false;
 #endif
+
+// Rows that one register points to: the other two are at distances that an instruction adds.
+constexpr int kPointedRows = 3;
 
 // Two bfloat16 in 32 bits, the first in the lower half.
 PREFOLD_INLINE Wide load_wide(const uint32_t* from) {
@@ -94,8 +94,12 @@ template <typename Word> struct Piece {
 // registers.
 template <int R, int P, typename Word>
 __attribute__((noinline)) static void add_products(const Piece<Word>& piece) {
-  const float* const rows = piece.rows.data;
-  const int64_t row_stride = kCopies ? kCopyStride : piece.rows.stride;
+  constexpr int kPointers = (R + kPointedRows - 1) / kPointedRows;
+  const int64_t row_stride = piece.rows.stride;
+  const float* rows[kPointers];
+  for (int i = 0; i < kPointers; ++i) {
+    rows[i] = piece.rows.data + i * kPointedRows * row_stride;
+  }
   const Word* words = piece.chunk.words;
   const int64_t stride = piece.chunk.stride;
   const Slice slice = piece.slice;
@@ -121,10 +125,12 @@ __attribute__((noinline)) static void add_products(const Piece<Word>& piece) {
       words += Words<Word>::count;
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const float x = rows[r * row_stride + k];
+        const float x = rows[r / kPointedRows][r % kPointedRows * row_stride];
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) sums[r][p] = multiply_add(x, weights[p], sums[r][p]);
       }
+#pragma GCC unroll 4
+      for (int i = 0; i < kPointers; ++i) ++rows[i];
     }
     // Kept in memory: registers hold one step's sums.
     const bool is_first_step = slice.begins && first == 0;
@@ -182,7 +188,7 @@ template <typename Word> class Block {
   // Chunk after chunk of up to kBlockPanels panels, and of many rows.
   void run() const {
     for_chunks([&](int64_t input, int64_t num_inputs) {
-      const Inputs from = inputs_of(input, num_inputs, copied_);
+      const Inputs from = copy_inputs(input, num_inputs);
       for_groups([&](Group group) {
         const Word* next = weights(group.first + group.count, input);
         add_group(group, {input, num_inputs, true, true}, from, next);
@@ -191,22 +197,12 @@ template <typename Word> class Block {
     for_groups([&](Group group) { write_out(group); });
   }
 
-  // Panel after panel, of few rows: they stay where they are while weights stream by.
+  // Panel after panel, of few rows: they stay in the caches while weights stream by.
   void run_few() const {
-    const int64_t num_copied = (rows_.end - rows_.first) * kCopyStride;
-    const auto place = [&](int64_t input) {
-      return copied_ + input / kInputChunk * num_copied;
-    };
-    if constexpr (kCopies) {
-      for_chunks([&](int64_t input, int64_t num_inputs) {
-        inputs_of(input, num_inputs, place(input));
-      });
-    }
     for_groups([&](Group group) {
       group.slot = 0;
       for_chunks([&](int64_t input, int64_t num_inputs) {
-        const Inputs from = kCopies ? Inputs{place(input), kCopyStride}
-                                    : inputs_of(input, num_inputs, nullptr);
+        const Inputs from = inputs_at(input);
         const int64_t most = num_groups_ > 1 ? kInputSlice : kInputChunk;
         for (int64_t done = 0; done < num_inputs; done += most) {
           const int64_t left = num_inputs - done;
@@ -250,15 +246,19 @@ template <typename Word> class Block {
     }
   }
 
-  // Returns where a chunk of inputs is, once it has been copied if it has to be.
-  Inputs inputs_of(int64_t input, int64_t num_inputs, float* to) const {
+  Inputs inputs_at(int64_t input) const {
     const int64_t stride = product_.weights.inputs;
-    const float* from = product_.rows + rows_.first * stride + input;
-    if constexpr (!kCopies) return {from, stride};
+    return {product_.rows + rows_.first * stride + input, stride};
+  }
+
+  // Of many rows, which would push each other out of a cache at some distances.
+  Inputs copy_inputs(int64_t input, int64_t num_inputs) const {
+    const Inputs from = inputs_at(input);
     for (int64_t row = 0; row < rows_.end - rows_.first; ++row) {
-      std::memcpy(to + row * kCopyStride, from + row * stride, num_inputs * sizeof(float));
+      std::memcpy(copied_ + row * kCopyStride, from.data + row * from.stride,
+                  num_inputs * sizeof(float));
     }
-    return {to, kCopyStride};
+    return {copied_, kCopyStride};
   }
 
   const Word* weights(int64_t panel, int64_t input) const {

@@ -13,7 +13,8 @@ constexpr int kPanel = 12;   // query rows whose sums fit into registers
 #else
 constexpr int kPanel = 6;
 #endif
-constexpr int kStrip = 4;    // tiles whose values are weighed between two stores
+constexpr int kStrip = kPartition / kTile;  // tiles weighed between two stores
+constexpr int kCopiedStrip = 4;  // the same of tiles that are copied first
 constexpr int kFewRows = 3;  // up to so many, memory is waited for more than arithmetic
 
 constexpr int kLine = 16;    // numbers of a line of the cache

@@ -16,7 +16,7 @@ constexpr int64_t kFewTokens = 16;
 constexpr int64_t kFewRows = kMaxRows / 2;
 
 // Work items a thread should find, so that none waits long for the last.
-constexpr int64_t kItemsPerThread = 6;
+constexpr int64_t kItemsPerThread = 3;
 
 // Numbers in the parts of one sequence that is split for the sake of more items.
 constexpr int64_t kMostPartNumbers = int64_t(1) << 22;
@@ -76,15 +76,23 @@ const Schedule& Step::schedule(const Layer& layer, int64_t window, int num_threa
                 {},     0};
   const int num_members = int(members_.size());
   const int group = layer.heads / layer.kv_heads;
-  const int64_t tile_tokens = std::max(kMaxRows / group, 1);
+  int64_t tile_tokens = std::max(kMaxRows / group, 1);
   const auto first_key = [&](int64_t position) {
     return window == 0 ? 0 : std::max<int64_t>(position + 1 - window, 0);
   };
-  int64_t num_items = 0, last_partition = -1;
-  for (const Member& member : members_) {
-    num_items += (member.end - member.start + tile_tokens - 1) / tile_tokens;
+  int64_t last_partition = -1;
+  const auto num_items = [&](int64_t tokens) {
+    int64_t count = 0;
+    for (const Member& member : members_) {
+      count += (member.end - member.start + tokens - 1) / tokens * layer.kv_heads;
+    }
+    return count;
+  };
+  while (num_items(tile_tokens) < kItemsPerThread * num_threads &&
+         tile_tokens * group >= 2 * kBatchRows) {
+    tile_tokens /= 2;
   }
-  const bool is_scarce = num_items * layer.kv_heads < kItemsPerThread * num_threads;
+  const bool is_scarce = num_items(tile_tokens) < kItemsPerThread * num_threads;
   for (int i = 0; i < num_members; ++i) {
     const Member& member = members_[i];
     const int64_t tokens = member.end - member.start;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(PREFOLD_AVX512)
 #define PREFOLD_AVX2  // for eight at a time
@@ -53,6 +54,7 @@ constexpr int kWide = 2 * kLanes;
 #if defined(PREFOLD_AVX512)
 
 typedef float Wide __attribute__((vector_size(64)));
+typedef int32_t WideInts __attribute__((vector_size(64)));
 
 PREFOLD_INLINE Wide load_wide(const float* from) {
   Wide out;
@@ -68,9 +70,20 @@ PREFOLD_INLINE Wide join(Floats low, Floats high) {
 
 PREFOLD_INLINE Wide add(Wide a, Wide b) { return a + b; }
 
+PREFOLD_INLINE Wide multiply_add(Wide a, Wide b, Wide c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+
 PREFOLD_INLINE Wide multiply_add(float a, Wide b, Wide c) {
   return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
 }
+
+PREFOLD_INLINE Wide spread_wide(float value) { return _mm512_set1_ps(value); }
+
+PREFOLD_INLINE Wide multiply(Wide a, float b) { return a * b; }
+
+PREFOLD_INLINE Floats low_of(Wide v) { return _mm512_castps512_ps256(v); }
+PREFOLD_INLINE Floats high_of(Wide v) { return _mm512_extractf32x8_ps(v, 1); }
 
 #else
 
@@ -89,6 +102,13 @@ PREFOLD_INLINE Wide join(Floats low, Floats high) { return {low, high}; }
 
 PREFOLD_INLINE Wide add(Wide a, Wide b) { return {a.low + b.low, a.high + b.high}; }
 
+PREFOLD_INLINE Wide spread_wide(float value) { return {spread(value), spread(value)}; }
+
+PREFOLD_INLINE Wide multiply(Wide a, float b) { return {a.low * b, a.high * b}; }
+
+PREFOLD_INLINE Floats low_of(Wide v) { return v.low; }
+PREFOLD_INLINE Floats high_of(Wide v) { return v.high; }
+
 PREFOLD_INLINE Wide multiply_add(float a, Wide b, Wide c) {
   const Floats x = spread(a);
   return {multiply_add(x, b.low, c.low), multiply_add(x, b.high, c.high)};
@@ -103,21 +123,42 @@ PREFOLD_INLINE Floats multiply_add(float a, Floats b, Floats c) {
 // Either of the two.
 template <typename Vector> constexpr int lanes_of = sizeof(Vector) / sizeof(float);
 
+// What one register holds: of the functions below, each number's bits are the same in both.
+#if defined(PREFOLD_AVX512)
+using Widest = Wide;
+template <typename Vector>
+using WholeOf = std::conditional_t<lanes_of<Vector> == kLanes, Ints, WideInts>;
+#else
+using Widest = Floats;
+template <typename Vector> using WholeOf = Ints;
+#endif
+
+template <typename Vector> PREFOLD_INLINE Vector spread_as(float value) {
+  return value - Vector{};
+}
+
 template <typename Vector> PREFOLD_INLINE Vector load_as(const float* from) {
   if constexpr (lanes_of<Vector> == kLanes) return load(from);
   else return load_wide(from);
 }
 
 // A NaN in `a` is passed over; it comes back through the difference with the maximum.
-PREFOLD_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+template <typename Vector> PREFOLD_INLINE Vector larger(Vector a, Vector b) {
+  return a > b ? a : b;
+}
 
 PREFOLD_INLINE Floats as_floats(Ints bits) { return (Floats)bits; }
 PREFOLD_INLINE Ints as_ints(Floats value) { return (Ints)value; }
+#if defined(PREFOLD_AVX512)
+PREFOLD_INLINE Wide as_floats(WideInts bits) { return (Wide)bits; }
+PREFOLD_INLINE WideInts as_ints(Wide value) { return (WideInts)value; }
+#endif
 
+// The order does not matter to a maximum of numbers.
 PREFOLD_INLINE float highest(Floats value) {
-  float best = value[0];
-  for (int i = 1; i < kLanes; ++i) best = value[i] > best ? value[i] : best;
-  return best;
+  value = larger(value, __builtin_shuffle(value, Ints{4, 5, 6, 7, 0, 1, 2, 3}));
+  value = larger(value, __builtin_shuffle(value, Ints{2, 3, 0, 1, 6, 7, 4, 5}));
+  return value[0] > value[1] ? value[0] : value[1];
 }
 
 // Lanes are added in one fixed order.
@@ -207,39 +248,51 @@ PREFOLD_INLINE float to_whole(float value) {
 
 // 2 ** x for x <= 127, exactly 0 below -126, NaN for NaN. Relative error 1e-7.
 // Coefficients of Cephes' exp2f (S. Moshier).
-PREFOLD_INLINE Floats power_of_two(Floats x) {
+template <typename Vector> PREFOLD_INLINE Vector power_of_two(Vector x) {
   // Adding 1.5 * 2^23 rounds to a whole number, which then stands in the low bits.
-  const Floats magic = spread(12582912.0f);
-  const Floats shifted = x + magic;
-  const Floats f = x - (shifted - magic);
-  Floats p = spread(1.535336188319500e-4f);
-  p = multiply_add(p, f, spread(1.339887440266574e-3f));
-  p = multiply_add(p, f, spread(9.618437357674640e-3f));
-  p = multiply_add(p, f, spread(5.550332471162809e-2f));
-  p = multiply_add(p, f, spread(2.402264791363012e-1f));
-  p = multiply_add(p, f, spread(6.931472028550421e-1f));
-  p = multiply_add(p, f, spread(1.0f));
-  const Ints exponent = (as_ints(shifted) - as_ints(magic) + 127) << 23;
-  return x < spread(-126.0f) ? spread(0.0f) : p * as_floats(exponent);
+  const Vector magic = spread_as<Vector>(12582912.0f);
+  const Vector shifted = x + magic;
+  const Vector f = x - (shifted - magic);
+  Vector p = spread_as<Vector>(1.535336188319500e-4f);
+  p = multiply_add(p, f, spread_as<Vector>(1.339887440266574e-3f));
+  p = multiply_add(p, f, spread_as<Vector>(9.618437357674640e-3f));
+  p = multiply_add(p, f, spread_as<Vector>(5.550332471162809e-2f));
+  p = multiply_add(p, f, spread_as<Vector>(2.402264791363012e-1f));
+  p = multiply_add(p, f, spread_as<Vector>(6.931472028550421e-1f));
+  p = multiply_add(p, f, spread_as<Vector>(1.0f));
+  const WholeOf<Vector> exponent = (as_ints(shifted) - as_ints(magic) + 127) << 23;
+  return x < spread_as<Vector>(-126.0f) ? spread_as<Vector>(0.0f) : p * as_floats(exponent);
 }
 
 // Relative error 2e-7. Coefficients of Cephes' tanhf (S. Moshier).
-PREFOLD_INLINE Floats tanh(Floats x) {
-  const Floats magnitude = as_floats(as_ints(x) & 0x7fffffff);
-  const Floats z = x * x;
-  Floats p = spread(-5.70498872745e-3f);
-  p = multiply_add(p, z, spread(2.06390887954e-2f));
-  p = multiply_add(p, z, spread(-5.37397155531e-2f));
-  p = multiply_add(p, z, spread(1.33314422036e-1f));
-  p = multiply_add(p, z, spread(-3.33332819422e-1f));
-  const Floats small = multiply_add(p * z, x, x);
+template <typename Vector> PREFOLD_INLINE Vector tanh(Vector x) {
+  const Vector magnitude = as_floats(as_ints(x) & 0x7fffffff);
+  const Vector z = x * x;
+  Vector p = spread_as<Vector>(-5.70498872745e-3f);
+  p = multiply_add(p, z, spread_as<Vector>(2.06390887954e-2f));
+  p = multiply_add(p, z, spread_as<Vector>(-5.37397155531e-2f));
+  p = multiply_add(p, z, spread_as<Vector>(1.33314422036e-1f));
+  p = multiply_add(p, z, spread_as<Vector>(-3.33332819422e-1f));
+  const Vector small = multiply_add(p * z, x, x);
   // Beyond 10 it is 1; a NaN fails the comparison and stays.
-  const Floats capped = magnitude > spread(10.0f) ? spread(10.0f) : magnitude;
-  const Floats e = power_of_two(capped * spread(2.885390081777927f));
-  const Floats large = spread(1.0f) - spread(2.0f) / (e + spread(1.0f));
-  const Floats signed_large =
+  const Vector capped = magnitude > spread_as<Vector>(10.0f) ? spread_as<Vector>(10.0f) : magnitude;
+  const Vector e = power_of_two(capped * spread_as<Vector>(2.885390081777927f));
+  const Vector large = spread_as<Vector>(1.0f) - spread_as<Vector>(2.0f) / (e + spread_as<Vector>(1.0f));
+  const Vector signed_large =
       as_floats((as_ints(x) & INT32_MIN) | (as_ints(large) & 0x7fffffff));
-  return magnitude < spread(0.625f) ? small : signed_large;
+  return magnitude < spread_as<Vector>(0.625f) ? small : signed_large;
 }
+
+#if !defined(PREFOLD_AVX512)
+PREFOLD_INLINE Wide larger(Wide a, Wide b) {
+  return {larger(a.low, b.low), larger(a.high, b.high)};
+}
+
+PREFOLD_INLINE Wide power_of_two(Wide x) {
+  return {power_of_two(x.low), power_of_two(x.high)};
+}
+
+PREFOLD_INLINE Wide tanh(Wide x) { return {tanh(x.low), tanh(x.high)}; }
+#endif
 
 }  // namespace PREFOLD_ISA

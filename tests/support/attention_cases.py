@@ -17,8 +17,7 @@ from prefold.engine.quantization import QUANTIZED, quantize, scale_itemsize
 from prefold.engine.step_attention import StepAttention, order_for
 
 if HAS_KERNELS:
-    from prefold.engine import _kernels
-    from prefold.engine.native_attention import NativeAttention
+    from prefold.engine.native_attention import NativeAttention, NativeSites
 
 BLOCK_SIZE = 16
 
@@ -142,16 +141,12 @@ class Pool:
         ]
         self._native = None
         if way.kernel is not None:
-            self._native = _kernels.Pool(
-                self.store.numbers,
-                block_numbers=self.store.block_numbers,
-                kernel=way.kernel,
-            )
+            self._native = NativeSites(self.store, way.kernel)
 
     def open(self, slices: Sequence[SequenceSlice], num_rows: int) -> StepAttention:
         """Open a step's attention."""
         if self._native is not None:
-            return NativeAttention(self.store, self._native, slices)
+            return NativeAttention(self._native, slices)
         return PagedAttention(
             self.store, slices, num_rows=num_rows, num_heads=self.heads.num_heads
         )

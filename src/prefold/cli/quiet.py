@@ -19,8 +19,8 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-#: Threads that wait for each other spin for a quarter of a millisecond and then sleep: to be
-#: woken again takes longer than what is between two parts of a step. Without a limit, a
+#: Threads that wait for each other spin for a quarter of a millisecond and then sleep: to
+#: be woken again takes longer than what is between two parts of a step. Without a limit, a
 #: machine that does anything else besides would take many times the work itself.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
 

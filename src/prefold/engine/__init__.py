@@ -18,8 +18,8 @@ The upper part decides and keeps no tensors; the lower part computes.
 | ``families``, ``row_probe``, ``row_tails``, ``self_check`` | which models, and how exact |
 | ``row_layers``, ``activations``, ``linear`` | layers whose rows are apart |
 | ``packing``, ``packed_linear``, ``packed_experts``, ``row_norm`` | the compiled ones |
-| ``fusion``, ``fused_mlp``, ``fused_layer``, ``layer_fusion`` | several of them in one call |
-| ``fused_stack`` | all layers of a model, without its own loop |
+| ``fusion``, ``fused_mlp``, ``fused_layer`` | several of them in one call |
+| ``layer_fusion``, ``fused_stack`` | which layers, and all of them without a loop |
 | ``panels``, ``panel_weight``, ``fresh_pages`` | the weights they read, and their memory |
 | ``adapter_shelf``, ``async_adapters``, ``adapter_name`` | LoRA adapters by name |
 | ``adapter``, ``adapter_hooks``, ``low_rank`` | their layers, beside the model's |

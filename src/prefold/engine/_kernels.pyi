@@ -46,6 +46,35 @@ class Pool:
         num_threads: int,
     ) -> None: ...
 
+class AttentionSite:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_size: int,
+        value_size: int,
+        key_offset: int,
+        value_offset: int,
+        key_scale_offset: int | None,
+        value_scale_offset: int | None,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None: ...
+    def attend(
+        self,
+        step: Step,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        num_threads: int,
+    ) -> None: ...
+
 PANEL_OUTPUTS: int
 
 class LinearWorkspace:
@@ -122,3 +151,23 @@ class LayerEnd:
         num_threads: int,
         adapted: _Adapted = ...,
     ) -> None: ...
+
+class Stack:
+    def __init__(self, starts: list[LayerStart], ends: list[LayerEnd]) -> None: ...
+    def run(
+        self,
+        step: Step,
+        sites: list[AttentionSite],
+        states: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attended: torch.Tensor,
+        spare: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        adapted: list[_Adapted],
+        num_threads: int,
+    ) -> bool: ...

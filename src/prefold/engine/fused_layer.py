@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ ADAPTED_PARTS = (
 )
 
 _MLP_PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
-_PARTS = (
+PARTS = (
     *NORMS,
     "self_attn",
     *(f"self_attn.{name}" for name in PROJECTIONS),
@@ -89,6 +89,40 @@ class LayerShape(NamedTuple):
     dtype: torch.dtype
 
 
+#: First row, one past the last, and what they pass.
+AdaptedLayerRows = list[tuple[int, int, _kernels.LayerAdapter]]
+
+
+@dataclass(frozen=True, slots=True)
+class StackRun:
+    """All layers of a model over the rows of a step, of float32.
+
+    Attributes:
+        stack: The layers.
+        calls: How each calls its attention; the tensors only tell shapes.
+        given: What the first layer is called with.
+        rows: Room, which the last layer's keys and values are left in.
+        out: Where the last layer's states go.
+        adapted: Each layer's adapted rows.
+    """
+
+    stack: _kernels.Stack
+    calls: tuple[AttentionCall, ...]
+    given: LayerInputs
+    rows: LayerRows
+    out: torch.Tensor
+    adapted: list[AdaptedLayerRows]
+
+
+@runtime_checkable
+class CompiledSite(Protocol):
+    """An attention site that is compiled like the layers."""
+
+    def run_stack(self, run: StackRun) -> None:
+        """Run layers with the site's attention, in one call."""
+        ...
+
+
 class Passage(Protocol):
     """A pass through all layers of a model, of which layers know while it is open."""
 
@@ -111,20 +145,23 @@ class FusedLayer:
     Attributes:
         adapted: Rows of the step that pass an adapter. Set for a step by whoever runs it,
             where ``takes_adapters``.
+        start: What is computed before its attention.
+        end: What is computed after it.
+        facts: As given.
         plain: The layer's own ``forward``.
         shape: Its sizes.
         stack: All layers of its model, where they run in one go.
     """
 
     __slots__ = (
-        "_end",
-        "_facts",
         "_intactness",
-        "_start",
         "adapted",
+        "end",
+        "facts",
         "plain",
         "shape",
         "stack",
+        "start",
     )
 
     def __init__(self, module: nn.Module, facts: AttentionCall) -> None:
@@ -136,7 +173,7 @@ class FusedLayer:
         mlp = fused_mlp_of(module.get_submodule("mlp"))
         if mlp is None:
             raise TypeError("a layer is fused only when its MLP is")
-        self._facts = facts
+        self.facts = facts
         self.shape = LayerShape(
             width=query.in_features,
             heads=facts.query.shape[1],
@@ -144,17 +181,17 @@ class FusedLayer:
             size=facts.query.shape[-1],
             dtype=facts.query.dtype,
         )
-        self._intactness = Intactness(module, _PARTS)
+        self._intactness = Intactness(module, PARTS)
         self.plain: Callable[..., object] = plain_forward(module)
-        self._start = _kernels.LayerStart(
+        self.start = _kernels.LayerStart(
             norm=first,
             query=query.native,
             key=key.native,
             value=value.native,
             head_size=self.shape.size,
         )
-        self._end = _kernels.LayerEnd(projection=out.native, norm=second, mlp=mlp.native)
-        self.adapted: list[tuple[int, int, _kernels.LayerAdapter]] = []
+        self.end = _kernels.LayerEnd(projection=out.native, norm=second, mlp=mlp.native)
+        self.adapted: AdaptedLayerRows = []
         self.stack: Passage | None = None
 
     @property
@@ -231,8 +268,8 @@ class FusedLayer:
         num_threads: int,
     ) -> None:
         """Write the layer's new states for ``states``, which need not be those given."""
-        facts = self._facts
-        self._start.run(
+        facts = self.facts
+        self.start.run(
             states,
             given.cosine,
             given.sine,
@@ -256,7 +293,7 @@ class FusedLayer:
                 other_keywords=facts.other_keywords,
             )
         )
-        self._end.run(
+        self.end.run(
             states,
             attended.contiguous(),
             out,

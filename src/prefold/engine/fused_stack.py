@@ -22,7 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from prefold.engine.fused_layer import FusedLayer, LayerInputs, fused_layer_of
+from prefold.engine import _kernels
+from prefold.engine.fused_layer import (
+    PARTS,
+    CompiledSite,
+    FusedLayer,
+    LayerInputs,
+    StackRun,
+    fused_layer_of,
+)
 from prefold.engine.fusion import OTHER_BITS, Intactness, plain_forward, set_forward
 from prefold.engine.layer_fusion import TrialSite
 from prefold.engine.linear import has_hooks
@@ -52,15 +60,30 @@ class LayerStack:
         layers: In the order of its loop.
     """
 
-    __slots__ = ("_given", "_intactness", "_layers", "_place", "_result", "is_open")
+    __slots__ = (
+        "_calls",
+        "_intactness",
+        "_keywords",
+        "_layers",
+        "_native",
+        "_place",
+        "_result",
+        "is_open",
+    )
 
     def __init__(self, module: nn.Module, layers: tuple[FusedLayer, ...]) -> None:
         self._layers = layers
+        self._calls = tuple(layer.facts for layer in layers)
+        self._native = _kernels.Stack(
+            [layer.start for layer in layers], [layer.end for layer in layers]
+        )
         names = [f"{LAYERS}.{i}" for i in range(len(layers))]
-        self._intactness = Intactness(module, (LAYERS, *names))
+        parts = [f"{name}.{part}" for name in names for part in PARTS]
+        self._intactness = Intactness(module, (LAYERS, *names, *parts))
         self.is_open = False
         self._place = 0
-        self._given: LayerInputs | None = None
+        # Those of the first layer's call, which all others have to be given.
+        self._keywords: Mapping[str, Any] | None = None
         self._result: torch.Tensor | None = None
 
     def open(self) -> None:
@@ -71,7 +94,7 @@ class LayerStack:
     def close(self) -> None:
         """End a pass; each layer runs by itself."""
         self.is_open = False
-        self._given = self._result = None
+        self._keywords = self._result = None
 
     @property
     def is_whole(self) -> bool:
@@ -86,35 +109,45 @@ class LayerStack:
         Raises:
             Detour: The call is not the one that follows.
         """
-        given = layer.inputs_of(arguments, keywords)
-        if self._given is None:
-            if given is None or layer is not self._layers[0] or not self._is_intact():
+        if self._keywords is not None:
+            if not self._follows(layer, arguments, keywords):
+                raise Detour
+        else:
+            given = layer.inputs_of(arguments, keywords)
+            if (
+                given is None
+                or layer is not self._layers[0]
+                or not self._intactness.holds()
+            ):
                 self.close()
                 return layer(*arguments, **keywords)
-            self._given, self._result = given, self._run(given)
-        elif given is None or not self._follows(layer, given):
-            raise Detour
+            self._result, self._keywords = self._run(given), keywords
         self._place += 1
         return self._result
 
-    def _is_intact(self) -> bool:
-        return self._intactness.holds() and all(each.is_intact for each in self._layers)
-
-    def _follows(self, layer: FusedLayer, given: LayerInputs) -> bool:
-        first = self._given
+    def _follows(
+        self, layer: FusedLayer, arguments: tuple[object, ...], keywords: Mapping[str, Any]
+    ) -> bool:
+        first = self._keywords
         return (
             first is not None
             and self._place < len(self._layers)
             and layer is self._layers[self._place]
-            and given.states is self._result
-            and given.cosine is first.cosine
-            and given.sine is first.sine
-            and given.site is first.site
+            and len(arguments) == 1
+            and arguments[0] is self._result
+            and len(keywords) == len(first)
+            and all(first.get(name) is value for name, value in keywords.items())
         )
 
     def _run(self, given: LayerInputs) -> torch.Tensor:
         states, spare = given.states, None
         rows = self._layers[0].make_rows(states)
+        if states.dtype is torch.float32 and isinstance(given.site, CompiledSite):
+            adapted = [layer.adapted for layer in self._layers]
+            out = torch.empty_like(states)
+            run = StackRun(self._native, self._calls, given, rows, out, adapted)
+            given.site.run_stack(run)
+            return out
         num_threads = torch.get_num_threads()
         for layer in self._layers:
             # What the model gave is left as it is; from then on two tensors take turns.
@@ -126,7 +159,7 @@ class LayerStack:
 
     def check_invariants(self) -> None:
         """Raise ``InvariantError`` if a pass that is over has left something."""
-        if not self.is_open and (self._given is not None or self._result is not None):
+        if not self.is_open and (self._keywords is not None or self._result is not None):
             raise InvariantError("a closed stack of layers holds states")
         if any(layer.stack is not self for layer in self._layers):
             raise InvariantError("a layer of the stack does not know of it")

@@ -11,62 +11,135 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from prefold.engine import _kernels
 from prefold.engine.attention import AttentionCall
 from prefold.engine.batch import SequenceSlice
+from prefold.engine.fused_layer import StackRun
 from prefold.engine.kv_store import KvStore
 from prefold.engine.usable_rows import UsableRows
+
+
+class NativeSites:
+    """The compiled attention of layers over a store's pool, each made once.
+
+    Args:
+        store: What the layers read and write.
+        kernel: Its name.
+    """
+
+    __slots__ = ("_made", "_of_stacks", "_pool", "store")
+
+    def __init__(self, store: KvStore, kernel: str) -> None:
+        self.store = store
+        self._pool = _kernels.Pool(
+            store.numbers, block_numbers=store.block_numbers, kernel=kernel
+        )
+        # With the sinks and calls that keys name, so that no other ones get their ids.
+        self._made: dict[
+            tuple[object, ...], tuple[_kernels.AttentionSite, torch.Tensor | None]
+        ] = {}
+        self._of_stacks: dict[
+            int, tuple[tuple[AttentionCall, ...], list[_kernels.AttentionSite]]
+        ] = {}
+
+    def of_call(self, call: AttentionCall) -> _kernels.AttentionSite:
+        """Return the attention of a layer that is called like this."""
+        heads, kv_heads = call.query.shape[1], call.key.shape[1]
+        key = (
+            call.layer,
+            heads,
+            kv_heads,
+            call.scaling,
+            call.window,
+            call.softcap,
+            id(call.sinks),
+        )
+        found = self._made.get(key)
+        if found is None:
+            keys, values = self.store.keys(call.layer), self.store.values(call.layer)
+            sinks = call.sinks
+            site = _kernels.AttentionSite(
+                self._pool,
+                heads=heads,
+                kv_heads=kv_heads,
+                key_size=keys.geometry.size,
+                value_size=values.geometry.size,
+                key_offset=keys.offset,
+                value_offset=values.offset,
+                key_scale_offset=keys.scale_offset,
+                value_scale_offset=values.scale_offset,
+                scaling=call.scaling,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=None if sinks is None else sinks.float().contiguous(),
+            )
+            found = self._made[key] = site, sinks
+        return found[0]
+
+    def of_stack(self, calls: tuple[AttentionCall, ...]) -> list[_kernels.AttentionSite]:
+        """Return the attention of all layers of a stack."""
+        found = self._of_stacks.get(id(calls))
+        if found is None:
+            found = calls, [self.of_call(call) for call in calls]
+            self._of_stacks[id(calls)] = found
+        return found[1]
 
 
 class NativeAttention:
     """One step's attention: writes the new KV, then reads blocks. Lives for a step."""
 
-    __slots__ = ("_pool", "_slices", "_step", "_store", "_usable")
+    __slots__ = ("_sites", "_slices", "_step", "_usable")
 
-    def __init__(
-        self, store: KvStore, pool: _kernels.Pool, slices: Sequence[SequenceSlice]
-    ) -> None:
+    def __init__(self, sites: NativeSites, slices: Sequence[SequenceSlice]) -> None:
         """Plan a step over a store's pool; rows behind the slices' are padding."""
-        self._store = store
-        self._pool = pool
+        self._sites = sites
         self._slices = slices
-        self._usable = UsableRows(store)
+        self._usable = UsableRows(sites.store)
         self._step = _kernels.Step(
             np.concatenate([piece.block_ids for piece in slices]),
             np.array([len(piece.block_ids) for piece in slices]),
             np.array([piece.start for piece in slices]),
             np.array([piece.num_tokens for piece in slices]),
-            block_size=store.layout.block_size,
+            block_size=sites.store.layout.block_size,
         )
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the call's keys and values, then attend to everything its rows see."""
-        keys, values = self._store.keys(call.layer), self._store.values(call.layer)
         _, heads, num_rows, _ = call.query.shape
-        out = torch.empty(1, num_rows, heads, values.geometry.size)
-        self._pool.attend(
+        out = torch.empty(1, num_rows, heads, call.value.shape[-1])
+        self._sites.of_call(call).attend(
             self._step,
-            # As capsules: made in a tenth of the time it takes to ask a tensor for one. The
-            # function is documented, but left out of its module's list of exports.
-            to_dlpack(_readable(call.query)),
-            to_dlpack(_readable(call.key)),
-            to_dlpack(_readable(call.value)),
-            to_dlpack(out),
-            key_offset=keys.offset,
-            value_offset=values.offset,
-            key_scale_offset=keys.scale_offset,
-            value_scale_offset=values.scale_offset,
-            scaling=call.scaling,
-            window=call.window,
-            softcap=call.softcap,
-            sinks=None if call.sinks is None else call.sinks.float().contiguous(),
+            _readable(call.query),
+            _readable(call.key),
+            _readable(call.value),
+            out,
             num_threads=torch.get_num_threads(),
         )
         self._usable.note(call.layer, call.key, call.value)
         dtype = call.query.dtype
         return out if dtype is torch.float32 else out.to(dtype)
+
+    def run_stack(self, run: StackRun) -> None:
+        """Run layers with this step's attention, in one call."""
+        given, rows = run.given, run.rows
+        is_finite = run.stack.run(
+            self._step,
+            self._sites.of_stack(run.calls),
+            given.states,
+            given.cosine,
+            given.sine,
+            rows.query,
+            rows.key,
+            rows.value,
+            torch.empty_like(rows.query),
+            torch.empty_like(run.out),
+            run.out,
+            adapted=run.adapted,
+            num_threads=torch.get_num_threads(),
+        )
+        if not (is_finite and self._usable.keeps_numbers):
+            self._usable.note(run.calls[-1].layer, rows.key_heads, rows.value_heads)
 
     def check_usable(self) -> None:
         """Refuse KV that is not numbers, when all layers have been written.

@@ -15,8 +15,7 @@ from prefold.engine.native import HAS_KERNELS, NATIVE, kernel_name
 from prefold.errors import InvariantError
 
 if HAS_KERNELS:
-    from prefold.engine import _kernels
-    from prefold.engine.native_attention import NativeAttention
+    from prefold.engine.native_attention import NativeAttention, NativeSites
 
 
 class StepAttention(Protocol):
@@ -61,11 +60,9 @@ def attention_over(store: KvStore, num_heads: int) -> OpenAttention:
 
     if not HAS_KERNELS:
         raise InvariantError("the store is laid out for kernels that were not built")
-    pool = _kernels.Pool(
-        store.numbers, block_numbers=store.block_numbers, kernel=kernel_name()
-    )
+    sites = NativeSites(store, kernel_name())
 
     def open_native(slices: Sequence[SequenceSlice], _num_rows: int) -> NativeAttention:
-        return NativeAttention(store, pool, slices)
+        return NativeAttention(sites, slices)
 
     return open_native

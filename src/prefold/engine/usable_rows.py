@@ -15,12 +15,14 @@ from prefold.errors import UnusableStepError
 class UsableRows:
     """Looks at what the last layer writes. Lives for a step."""
 
-    __slots__ = ("_dtype", "_last_layer", "_rows")
+    __slots__ = ("_dtype", "_last_layer", "_rows", "keeps_numbers")
 
     def __init__(self, store: KvStore) -> None:
         self._last_layer = len(store.layout.layers) - 1
         self._dtype = store.dtype
         self._rows: torch.Tensor | None = None
+        #: Whether every finite float32 is one as it is stored.
+        self.keeps_numbers = self._dtype in (torch.float32, QUANTIZED)
 
     def note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Look at a layer's keys and values, ``[1, heads, rows, size]``."""

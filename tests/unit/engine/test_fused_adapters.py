@@ -177,4 +177,4 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed() -> None:
         ([(0, 2, empty), (1, 3, empty)], "must ascend"),
     ):
         with pytest.raises(ValueError, match=words):
-            fused._start.run(states, heads, heads, *outs, num_threads=1, adapted=adapted)
+            fused.start.run(states, heads, heads, *outs, num_threads=1, adapted=adapted)
