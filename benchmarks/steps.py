@@ -35,6 +35,7 @@ from prefold.engine.batch import Runner, StepPlan
 from prefold.engine.config import EngineConfig, SchedulerConfig
 from prefold.engine.demo_model import ensure_demo_model
 from prefold.engine.engine import Engine
+from prefold.engine.model_runner import ModelRunner
 from prefold.engine.model_settings import ModelSettings
 from prefold.engine.request import SamplingParams
 from timing import linear_layers, print_report, ratio_of
@@ -73,9 +74,11 @@ class Side:
         self.model = assembly.loaded.model
         self.vocab_size = assembly.loaded.vocab_size
         self.linear = assembly.numerics.linear
-        # A server that has run for a while has all memory of its pool in hand.
-        assembly.parts.runner.store.numbers.zero_()
-        self.log = StepLog(assembly.parts.runner)
+        runner = assembly.parts.runner
+        if isinstance(runner, ModelRunner):
+            # A server that has run for a while has all memory of its pool in hand.
+            runner.store.numbers.zero_()
+        self.log = StepLog(runner)
         config = EngineConfig(
             limits=assembly.config.limits,
             scheduler=SchedulerConfig(max_running=args.in_flight),

@@ -20,13 +20,15 @@ class QueryBack:
         return call.query.transpose(1, 2)
 
 
-def load(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, *, max_length: int = 100
+) -> LoadedModel:
     """Return a model with random weights, made ready to serve."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=dtype
     )
-    return prepare_model(model, make_tokenizer(), LoadOptions(dtype=dtype), 100)
+    return prepare_model(model, make_tokenizer(), LoadOptions(dtype=dtype), max_length)
 
 
 def layers_of(loaded: LoadedModel) -> list[nn.Module]:

@@ -1,0 +1,307 @@
+"""Whole steps whose layers run in one compiled call, against the same layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from prefold.engine.native import HAS_KERNELS
+
+if not HAS_KERNELS:
+    pytest.skip("the kernels were not built", allow_module_level=True)
+
+from prefold.blocks.table import num_blocks_for
+from prefold.engine import _kernels
+from prefold.engine.batch import SequenceSlice, StepPlan
+from prefold.engine.fused_layer import FusedLayer, StackRun
+from prefold.engine.fused_stack import FusedDecoder, fused_decoder_of
+from prefold.engine.kv_store import KvStore
+from prefold.engine.loading import LoadedModel
+from prefold.engine.model_runner import ModelRunner
+from prefold.engine.native_attention import NativeAttention
+from prefold.engine.quantization import QUANTIZED, scale_itemsize
+from prefold.engine.step_attention import order_for
+from prefold.errors import UnusableStepError
+from support.fused_models import fused_of, layers_of, load
+from support.tiny_models import make_llama, make_mistral, make_qwen2
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 60
+FAMILIES = {"llama": make_llama(), "qwen2": make_qwen2(), "mistral": make_mistral()}
+TOKENS = np.random.default_rng(0).integers(0, 260, 400)
+
+#: (first block, start, end) of a step's slices: chunks, decode, a shared prefix.
+STEPS = (
+    ((0, 0, 70), (10, 0, 33)),
+    ((0, 70, 71), (10, 33, 34), (20, 0, 5)),
+    ((0, 71, 72), (10, 34, 60), (20, 5, 6)),
+    ((30, 0, 300),),
+    ((30, 300, 332), (0, 72, 73)),
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def decoder_of(loaded: LoadedModel) -> FusedDecoder:
+    decoder = fused_decoder_of(loaded.model.get_submodule("model"))
+    assert decoder is not None
+    return decoder
+
+
+def make_runner(loaded: LoadedModel, dtype: torch.dtype) -> ModelRunner:
+    layout = loaded.layout(BLOCK_SIZE, dtype)
+    assert layout.order is order_for("cpu")
+    assert layout.scale_itemsize == scale_itemsize(dtype)
+    store = KvStore(layout, NUM_BLOCKS, dtype=dtype, device=torch.device("cpu"))
+    return ModelRunner(loaded, store, row_multiple=1)
+
+
+def plan_of(step: tuple[tuple[int, int, int], ...]) -> StepPlan:
+    return StepPlan(
+        slices=tuple(
+            SequenceSlice(
+                token_ids=TOKENS[start:end],
+                start=start,
+                block_ids=np.arange(
+                    first, first + num_blocks_for(end, BLOCK_SIZE), dtype=np.int32
+                ),
+                num_logits=end - start,
+            )
+            for first, start, end in step
+        )
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, QUANTIZED])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_steps_have_the_bits_of_layer_after_layer(
+    family: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(threads)
+    loaded = load(FAMILIES[family], max_length=400)
+    runners = make_runner(loaded, dtype), make_runner(loaded, dtype)
+    decoder = decoder_of(loaded)
+    stack = decoder.stack
+    assert stack is not None
+    runs: list[int] = []
+    inner = NativeAttention.run_stack
+
+    def count(own: NativeAttention, run: StackRun) -> None:
+        runs.append(run.out.shape[1])
+        inner(own, run)
+
+    monkeypatch.setattr(NativeAttention, "run_stack", count)
+    for step in STEPS:
+        decoder.stack = stack
+        found = runners[0].execute(plan_of(step))
+        decoder.stack = None
+        assert torch.equal(found, runners[1].execute(plan_of(step)))
+        assert torch.isfinite(found).all()
+    assert len(runs) == len(STEPS)
+    numbers = [runner.store.numbers.view(torch.uint8) for runner in runners]
+    assert torch.equal(*numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_are_not_numbers_are_named(dtype: torch.dtype) -> None:
+    loaded = load(make_llama())
+    runner = make_runner(loaded, dtype)
+    bad = 7
+    table = loaded.model.get_input_embeddings()
+    before = table.forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = before(ids).clone()
+        states[ids == TOKENS[bad]] = float("nan")
+        return states
+
+    vars(table)["forward"] = forward
+    # The second slice has the token at which embeddings are no numbers.
+    good, other = ((0, 0, bad), (10, 0, bad + 1))
+    assert not np.isin(TOKENS[:bad], TOKENS[bad]).any()
+    with pytest.raises(UnusableStepError) as caught:
+        runner.execute(plan_of((good, other)))
+    assert caught.value.indices == (1,)
+    assert torch.isfinite(runner.execute(plan_of((good,)))).all()
+
+
+def fused_layers(config: PreTrainedConfig) -> list[FusedLayer]:
+    return [fused_of(each) for each in layers_of(load(config))]
+
+
+class Call:
+    """Arguments of a stack's run, of which a test changes one."""
+
+    def __init__(self, layers: list[FusedLayer]) -> None:
+        shape = layers[0].shape
+        rows, size = 5, shape.size
+        self.numbers = torch.zeros(4 * len(layers) * 2 * shape.kv_heads * 16 * size)
+        pool = _kernels.Pool(
+            self.numbers,
+            block_numbers=self.numbers.numel() // 4,
+            kernel=_kernels.kernel_names()[0],
+        )
+        self.step = _kernels.Step(
+            np.array([1], np.int32),
+            np.array([1]),
+            np.array([0]),
+            np.array([rows]),
+            block_size=16,
+        )
+        area = shape.kv_heads * 16 * size
+        self.facts = {
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "key_size": size,
+            "value_size": size,
+            "key_scale_offset": None,
+            "value_scale_offset": None,
+            "scaling": 0.3,
+            "window": None,
+            "softcap": None,
+            "sinks": None,
+        }
+        self.pool = pool
+        self.sites = [
+            self.site(key_offset=2 * i * area, value_offset=(2 * i + 1) * area)
+            for i in range(len(layers))
+        ]
+        self.rows: dict[str, torch.Tensor] = {
+            "states": torch.randn(1, rows, shape.width),
+            "cosine": torch.randn(1, rows, size),
+            "sine": torch.randn(1, rows, size),
+            "query": torch.zeros(1, rows, shape.heads, size),
+            "key": torch.zeros(1, rows, shape.kv_heads, size),
+            "value": torch.zeros(1, rows, shape.kv_heads, size),
+            "attended": torch.zeros(1, rows, shape.heads, size),
+            "spare": torch.zeros(1, rows, shape.width),
+            "out": torch.zeros(1, rows, shape.width),
+        }
+        self.out = self.rows["out"]
+        self.adapted: list[list[tuple[int, int, _kernels.LayerAdapter]]] = [
+            [] for _ in layers
+        ]
+        self.num_threads = 2
+        self.stack = _kernels.Stack([e.start for e in layers], [e.end for e in layers])
+
+    def site(self, **changed: object) -> _kernels.AttentionSite:
+        return _kernels.AttentionSite(self.pool, **{**self.facts, **changed})  # type: ignore[arg-type]
+
+    def run(self) -> bool:
+        return self.stack.run(
+            self.step,
+            self.sites,
+            *self.rows.values(),
+            adapted=self.adapted,
+            num_threads=self.num_threads,
+        )
+
+
+def check_refused(call: Call, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        call.run()
+    assert not call.numbers.any()
+    assert not call.out.any()
+
+
+ROW_NAMES = (
+    "states",
+    "cosine",
+    "sine",
+    "query",
+    "key",
+    "value",
+    "attended",
+    "spare",
+    "out",
+)
+
+
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_rows_that_do_not_fit_are_refused_before_anything_is_written(name: str) -> None:
+    call = Call(fused_layers(make_llama()))
+    assert call.run()
+    assert call.numbers.any()
+    good = call.rows[name]
+    good.zero_()
+    for wrong in (
+        good[:, :-1],
+        good.double(),
+        good.to(torch.bfloat16),
+        torch.cat([good, good], -1)[..., ::2],
+        good.to("meta"),
+    ):
+        call.numbers.zero_()
+        call.out.zero_()
+        call.rows[name] = wrong
+        check_refused(call, "must|fewer rows")
+    call.rows[name] = good
+    assert call.run()
+
+
+def test_whatever_else_does_not_fit_is_refused() -> None:
+    layers = fused_layers(make_llama())
+    call = Call(layers)
+    call.sites.pop()
+    check_refused(call, "for each layer")
+    call = Call(layers)
+    call.adapted.pop()
+    check_refused(call, "for each layer")
+    call = Call(layers)
+    call.num_threads = 0
+    check_refused(call, "num_threads")
+    call = Call(layers)
+    call.step = _kernels.Step(
+        np.array([4], np.int32), np.array([1]), np.array([0]), np.array([5]), block_size=16
+    )
+    check_refused(call, "outside the pool")
+    call = Call(layers)
+    call.step = _kernels.Step(
+        np.array([1], np.int32), np.array([1]), np.array([0]), np.array([6]), block_size=16
+    )
+    check_refused(call, "fewer rows")
+    call = Call(layers)
+    call.step = _kernels.Step(
+        np.array([1], np.int32), np.array([1]), np.array([0]), np.array([5]), block_size=32
+    )
+    check_refused(call, "do not fit into a block")
+    call = Call(layers)
+    call.sites[0] = call.site(key_offset=0, value_offset=1, key_size=4)
+    check_refused(call, "shape")
+    with pytest.raises(ValueError, match="as many starts"):
+        _kernels.Stack([layers[0].start], [])
+    other = fused_layers(make_llama())
+    with pytest.raises(ValueError, match="share a workspace"):
+        _kernels.Stack([layers[0].start, other[0].start], [layers[0].end, other[0].end])
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"heads": 0}, "heads"),
+        ({"kv_heads": 0}, "heads"),
+        ({"heads": 5, "kv_heads": 2}, "multiple"),
+        ({"key_size": 0}, "size"),
+        ({"value_size": 257}, "size"),
+        ({"scaling": float("nan")}, "scaling"),
+        ({"window": 0}, "window"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"sinks": torch.zeros(3)}, "sinks"),
+        ({"sinks": torch.zeros(4, dtype=torch.float64)}, "sinks"),
+        ({"key_scale_offset": 0}, "scales"),
+    ],
+)
+def test_a_site_that_cannot_be_is_refused(changed: dict[str, object], match: str) -> None:
+    call = Call(fused_layers(make_llama()))
+    with pytest.raises(ValueError, match=match):
+        call.site(**{"key_offset": 0, "value_offset": 0, **changed})
