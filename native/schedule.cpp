@@ -89,7 +89,7 @@ const Schedule& Step::schedule(const Layer& layer, int64_t window, int num_threa
     return count;
   };
   while (num_items(tile_tokens) < kItemsPerThread * num_threads &&
-         tile_tokens * group >= 2 * kBatchRows) {
+         tile_tokens > 1 && tile_tokens * group >= 2 * kBatchRows) {
     tile_tokens /= 2;
   }
   const bool is_scarce = num_items(tile_tokens) < kItemsPerThread * num_threads;
