@@ -35,6 +35,12 @@ inline void require_threads(int num_threads) {
           "num_threads must be from 1 to 1024");
 }
 
+// An object of a class of this module.
+template <typename Kind> const Kind& cast_to(nb::handle object, const char* what) {
+  require(nb::isinstance<Kind>(object) && nb::inst_ready(object), what);
+  return nb::cast<const Kind&>(object);
+}
+
 template <typename Any> Element element_of(const Any& array, const char* name) {
   require(array.device_type() == nb::device::cpu::value, name, " must be on the CPU");
   const nb::dlpack::dtype dtype = array.dtype();

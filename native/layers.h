@@ -164,14 +164,20 @@ struct SiteOf {
   const Weights& product;
 };
 
-// Rows and adapters as Python hands them over: (first, end, LayerAdapter).
-inline void read_adapted(const nb::list& given, std::initializer_list<SiteOf> sites, Call& call) {
+// Rows and adapters as Python hands them over: (first, end, LayerAdapter). They have to
+// outlive the call: what is given is no list, which another thread may change meanwhile.
+inline void read_adapted(const nb::tuple& given, std::initializer_list<SiteOf> sites,
+                         Call& call) {
   int64_t before = 0;
   for (const nb::handle each : given) {
-    const nb::tuple entry = nb::cast<nb::tuple>(each);
-    require(nb::len(entry) == 3, "adapted rows are two numbers and an adapter");
-    const int64_t first = nb::cast<int64_t>(entry[0]), end = nb::cast<int64_t>(entry[1]);
-    const LayerAdapter& adapter = nb::cast<const LayerAdapter&>(entry[2]);
+    require(nb::isinstance<nb::tuple>(each) && nb::len(each) == 3,
+            "adapted rows are two numbers and an adapter");
+    const nb::tuple entry = nb::borrow<nb::tuple>(each);
+    int64_t first = 0, end = 0;
+    require(nb::try_cast(entry[0], first) && nb::try_cast(entry[1], end),
+            "adapted rows are two numbers and an adapter");
+    const LayerAdapter& adapter = cast_to<LayerAdapter>(
+        entry[2], "adapted rows are two numbers and an adapter");
     require(before <= first && first < end && end <= call.num_rows,
             "adapted rows must ascend and be rows of the call");
     require(call.element == Element::float32, "adapted rows must be float32");
@@ -207,7 +213,8 @@ class LayerStart {
         sine(given_sine, "the sine"), query(given_query, "the query"),
         key(given_key, "the key"), value(given_value, "the value");
     Call call = call_on(states, layer_.norm.width, num_threads, "the states");
-    read_adapted(adapted, call);
+    const nb::tuple kept(adapted);
+    read_adapted(kept, call);
     const InputRows rows{states.data(),
                          rows_of(cosine, call, layer_.head_size, "the cosine"),
                          rows_of(sine, call, layer_.head_size, "the sine"),
@@ -220,7 +227,7 @@ class LayerStart {
     });
   }
 
-  void read_adapted(const nb::list& given, Call& call) const {
+  void read_adapted(const nb::tuple& given, Call& call) const {
     prefold::read_adapted(given,
                           {{kQuery, layer_.query.weights},
                            {kKey, layer_.key.weights},
@@ -259,7 +266,8 @@ class LayerEnd {
     const Tensor states(given_states, "the states"),
         attended(given_attended, "what was attended to"), out(given_out, "out");
     Call call = call_on(states, layer_.norm.width, num_threads, "the states");
-    read_adapted(adapted, call);
+    const nb::tuple kept(adapted);
+    read_adapted(kept, call);
     const OutputRows rows{states.data(),
                           rows_of(attended, call, layer_.projection.weights.inputs,
                                   "what was attended to"),
@@ -270,7 +278,7 @@ class LayerEnd {
     });
   }
 
-  void read_adapted(const nb::list& given, Call& call) const {
+  void read_adapted(const nb::tuple& given, Call& call) const {
     prefold::read_adapted(given,
                           {{kProjection, layer_.projection.weights},
                            {kGateSite, layer_.mlp.gate.weights},

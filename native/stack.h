@@ -26,8 +26,10 @@ class Stack {
     require(nb::len(starts) == nb::len(ends) && nb::len(starts) >= 1,
             "a stack has as many starts as ends");
     for (size_t i = 0; i < nb::len(starts); ++i) {
-      const LayerStart& start = nb::cast<const LayerStart&>(starts[i]);
-      const LayerEnd& end = nb::cast<const LayerEnd&>(ends[i]);
+      const LayerStart& start =
+          cast_to<LayerStart>(starts[i], "a stack is made of LayerStart and LayerEnd");
+      const LayerEnd& end =
+          cast_to<LayerEnd>(ends[i], "a stack is made of LayerStart and LayerEnd");
       layers_.push_back({&start, &end});
       held_.emplace_back(starts[i]);
       held_.emplace_back(ends[i]);
@@ -106,6 +108,8 @@ class Stack {
   struct Part {
     const AttentionSite* site;
     Call start, end;
+    nb::object held_site;  // as the lists may be changed meanwhile
+    nb::tuple held_rows;
   };
 
   static bool are_finite(const float* numbers, int64_t count) {
@@ -134,16 +138,18 @@ class Stack {
     const int64_t size = layers_[0].start->layer().head_size;
     std::vector<Part> parts;
     for (size_t i = 0; i < layers_.size(); ++i) {
-      const AttentionSite& site = nb::cast<const AttentionSite&>(sites[i]);
+      const nb::object held = sites[i];
+      const AttentionSite& site =
+          cast_to<AttentionSite>(held, "each layer's site must be an AttentionSite");
       const Layer& layer = site.layer();
       require(layer.key_size == size && layer.value_size == size &&
                   layer.heads * size == query_width() && layer.kv_heads * size == key_width(),
               "a site must be of the layer's shape");
       site.require_step(step);
-      parts.push_back({&site, call, call});
-      const nb::list own = nb::cast<nb::list>(adapted[i]);
-      layers_[i].start->read_adapted(own, parts.back().start);
-      layers_[i].end->read_adapted(own, parts.back().end);
+      require(nb::isinstance<nb::list>(adapted[i]), "adapted rows must be lists");
+      parts.push_back({&site, call, call, held, nb::tuple(nb::object(adapted[i]))});
+      layers_[i].start->read_adapted(parts.back().held_rows, parts.back().start);
+      layers_[i].end->read_adapted(parts.back().held_rows, parts.back().end);
     }
     return parts;
   }

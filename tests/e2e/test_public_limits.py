@@ -524,6 +524,8 @@ def test_who_waited_in_vain_is_not_charged(tmp_path: Path) -> None:
             call.feed(json.dumps(text_body("y" * 900, max_tokens=1)).encode()).start()
             await until(lambda: plane.limits.num_waiting("acme") == 2)
             call.disconnect()
+            # Had it begun by then, what it had computed would be charged.
+            await call.was_heard()
             plane.runner.is_open.set()
             await call.wait()
             assert (await blocking).status == 200

@@ -54,6 +54,8 @@ class Slabs:
         """
         count = prod(shape)
         num_bytes = count * dtype.itemsize
+        if not num_bytes:
+            return torch.empty(shape, dtype=dtype)
         if num_bytes > _SLAB_BYTES // 2:
             own = map_pages(num_bytes)
             return torch.frombuffer(own, dtype=dtype, count=count).view(shape)

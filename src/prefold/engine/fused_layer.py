@@ -126,7 +126,10 @@ class CompiledSite(Protocol):
 class Passage(Protocol):
     """A pass through all layers of a model, of which layers know while it is open."""
 
-    is_open: bool
+    @property
+    def is_open(self) -> bool:
+        """Whether this thread is in it."""
+        ...
 
     def hand_on(
         self, layer: FusedLayer, arguments: tuple[object, ...], keywords: Mapping[str, Any]

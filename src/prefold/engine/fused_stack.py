@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ LAYERS = "layers"
 #: Keywords of a model that it makes its layers' inputs of, or that say nothing about them.
 _KNOWN = frozenset({"attention_site", "input_ids", "inputs_embeds", "position_ids"})
 
+#: Where the loops are that pass states on without a look at their numbers, as far as a
+#: trial can tell; a model that brings its own code may do anything.
+_KNOWN_LOOPS = "transformers.models."
+
 #: Numbers of rows of the trial: a model may treat a single one in its own way.
 _TRIAL_ROWS = (1, 5)
 
@@ -53,7 +58,9 @@ class Detour(Exception):  # noqa: N818 -- no error: the pass is made another way
 
 
 class LayerStack:
-    """The layers of one model while a pass goes through them. One thread.
+    """The layers of one model while a pass goes through them.
+
+    One pass at a time: on other threads the layers run one by one meanwhile.
 
     Args:
         module: The model.
@@ -65,10 +72,11 @@ class LayerStack:
         "_intactness",
         "_keywords",
         "_layers",
+        "_lock",
         "_native",
         "_place",
         "_result",
-        "is_open",
+        "_thread",
     )
 
     def __init__(self, module: nn.Module, layers: tuple[FusedLayer, ...]) -> None:
@@ -80,21 +88,33 @@ class LayerStack:
         names = [f"{LAYERS}.{i}" for i in range(len(layers))]
         parts = [f"{name}.{part}" for name in names for part in PARTS]
         self._intactness = Intactness(module, (LAYERS, *names, *parts))
-        self.is_open = False
+        self._lock = Lock()
+        self._thread: int | None = None
         self._place = 0
         # Those of the first layer's call, which all others have to be given.
         self._keywords: Mapping[str, Any] | None = None
         self._result: torch.Tensor | None = None
 
-    def open(self) -> None:
-        """Begin a pass: the next call is the first layer's."""
-        self.is_open = True
+    @property
+    def is_open(self) -> bool:
+        """Whether this thread is in a pass."""
+        return self._thread == get_ident()
+
+    def open(self) -> bool:
+        """Begin a pass, if there is none: the next call is the first layer's."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._thread = get_ident()
         self._place = 0
+        return True
 
     def close(self) -> None:
-        """End a pass; each layer runs by itself."""
-        self.is_open = False
+        """End this thread's pass, if it is in one; each layer runs by itself."""
+        if not self.is_open:
+            return
         self._keywords = self._result = None
+        self._thread = None
+        self._lock.release()
 
     @property
     def is_whole(self) -> bool:
@@ -159,7 +179,8 @@ class LayerStack:
 
     def check_invariants(self) -> None:
         """Raise ``InvariantError`` if a pass that is over has left something."""
-        if not self.is_open and (self._keywords is not None or self._result is not None):
+        has_states = self._keywords is not None or self._result is not None
+        if self._thread is None and has_states:
             raise InvariantError("a closed stack of layers holds states")
         if any(layer.stack is not self for layer in self._layers):
             raise InvariantError("a layer of the stack does not know of it")
@@ -188,16 +209,15 @@ class FusedDecoder:
         stack = self.stack
         if (
             stack is None
-            or stack.is_open
             or arguments
             or not all(
                 value is None or value is False or name in _KNOWN
                 for name, value in keywords.items()
             )
+            or not stack.open()
         ):
             return self.plain(*arguments, **keywords)
         try:
-            stack.open()
             result = self.plain(**keywords)
             if stack.is_whole:
                 return result
@@ -230,6 +250,8 @@ def fuse_stack(module: nn.Module) -> str | None:
         return "its layers have several shapes"
     if has_hooks(module):
         return "it has hooks"
+    if not type(module).__module__.startswith(_KNOWN_LOOPS):
+        return "its loop is not one of transformers' own"
     stack = LayerStack(module, fused)
     decoder = FusedDecoder(module, stack)
     for layer in fused:
@@ -277,5 +299,8 @@ def _try(
         use_cache=False,
         attention_site=site,
     )
-    states = getattr(output, "last_hidden_state", None)
-    return states if isinstance(states, torch.Tensor) else None
+    found = dict(output) if isinstance(output, Mapping) else {}
+    states = found.pop("last_hidden_state", None)
+    # In whatever else comes with them there might be states of other layers.
+    is_all = not any(value is not None for value in found.values())
+    return states if is_all and isinstance(states, torch.Tensor) else None

@@ -35,54 +35,56 @@ class NativeSites:
         self._pool = _kernels.Pool(
             store.numbers, block_numbers=store.block_numbers, kernel=kernel
         )
-        # With the sinks and calls that keys name, so that no other ones get their ids.
-        self._made: dict[
-            tuple[object, ...], tuple[_kernels.AttentionSite, torch.Tensor | None]
-        ] = {}
+        self._made: dict[tuple[object, ...], _kernels.AttentionSite] = {}
+        # With the calls, so that no other ones get their id.
         self._of_stacks: dict[
             int, tuple[tuple[AttentionCall, ...], list[_kernels.AttentionSite]]
         ] = {}
 
     def of_call(self, call: AttentionCall) -> _kernels.AttentionSite:
         """Return the attention of a layer that is called like this."""
-        heads, kv_heads = call.query.shape[1], call.key.shape[1]
+        if call.sinks is not None:
+            # They are the call's own, and may be other ones in the next call.
+            return self._make(call)
         key = (
             call.layer,
-            heads,
-            kv_heads,
+            call.query.shape[1],
+            call.key.shape[1],
             call.scaling,
             call.window,
             call.softcap,
-            id(call.sinks),
         )
         found = self._made.get(key)
         if found is None:
-            keys, values = self.store.keys(call.layer), self.store.values(call.layer)
-            sinks = call.sinks
-            site = _kernels.AttentionSite(
-                self._pool,
-                heads=heads,
-                kv_heads=kv_heads,
-                key_size=keys.geometry.size,
-                value_size=values.geometry.size,
-                key_offset=keys.offset,
-                value_offset=values.offset,
-                key_scale_offset=keys.scale_offset,
-                value_scale_offset=values.scale_offset,
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                sinks=None if sinks is None else sinks.float().contiguous(),
-            )
-            found = self._made[key] = site, sinks
-        return found[0]
+            found = self._made[key] = self._make(call)
+        return found
+
+    def _make(self, call: AttentionCall) -> _kernels.AttentionSite:
+        keys, values = self.store.keys(call.layer), self.store.values(call.layer)
+        sinks = call.sinks
+        return _kernels.AttentionSite(
+            self._pool,
+            heads=call.query.shape[1],
+            kv_heads=call.key.shape[1],
+            key_size=keys.geometry.size,
+            value_size=values.geometry.size,
+            key_offset=keys.offset,
+            value_offset=values.offset,
+            key_scale_offset=keys.scale_offset,
+            value_scale_offset=values.scale_offset,
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=None if sinks is None else sinks.detach().float().contiguous(),
+        )
 
     def of_stack(self, calls: tuple[AttentionCall, ...]) -> list[_kernels.AttentionSite]:
         """Return the attention of all layers of a stack."""
         found = self._of_stacks.get(id(calls))
         if found is None:
             found = calls, [self.of_call(call) for call in calls]
-            self._of_stacks[id(calls)] = found
+            if not any(call.sinks is not None for call in calls):
+                self._of_stacks[id(calls)] = found
         return found[1]
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -250,7 +251,13 @@ def _ending_at_once() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         del number, frame
-        raise SystemExit(0)
+        # An exception may come up anywhere, also where others are turned into something
+        # else or passed over, as in a destructor.
+        for stream in (sys.stdout, sys.stderr):
+            # Unless it is being written to right now.
+            with suppress(RuntimeError):
+                stream.flush()
+        os._exit(0)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

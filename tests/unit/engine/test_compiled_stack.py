@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -283,6 +284,59 @@ def test_whatever_else_does_not_fit_is_refused() -> None:
     other = fused_layers(make_llama())
     with pytest.raises(ValueError, match="share a workspace"):
         _kernels.Stack([layers[0].start, other[0].start], [layers[0].end, other[0].end])
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "site"])
+def test_objects_of_other_kinds_are_refused(wrong: object) -> None:
+    layers = fused_layers(make_llama())
+    call = Call(layers)
+    call.sites[0] = wrong  # type: ignore[call-overload]
+    check_refused(call, "AttentionSite")
+    for rows in (wrong, [wrong], [(0, 1, wrong)], [(0, "one", wrong)], [(0, 1)]):
+        call = Call(layers)
+        call.adapted[0] = rows  # type: ignore[call-overload]
+        check_refused(call, "adapted rows")
+    with pytest.raises(ValueError, match="made of"):
+        _kernels.Stack([wrong], [layers[0].end])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="made of"):
+        _kernels.Stack([layers[0].start], [layers[0].start])  # type: ignore[list-item]
+
+
+def test_lists_may_be_emptied_while_a_pass_runs() -> None:
+    layers = fused_layers(make_llama())
+    call = Call(layers)
+    starts, ends = [each.start for each in layers], [each.end for each in layers]
+    call.stack = _kernels.Stack(starts, ends)
+    starts.clear()
+    ends.clear()
+    wanted = Call(layers)
+    wanted.rows["states"] = call.rows["states"]
+    wanted.rows["cosine"], wanted.rows["sine"] = call.rows["cosine"], call.rows["sine"]
+    stop = Event()
+
+    def empty_lists() -> None:
+        sites, adapted = list(call.sites), list(call.adapted)
+        while not stop.is_set():
+            call.sites.clear()
+            call.adapted.clear()
+            call.sites.extend(sites)
+            call.adapted.extend(adapted)
+
+    thread = Thread(target=empty_lists)
+    thread.start()
+    try:
+        for _ in range(200):
+            try:
+                call.run()
+            except ValueError:
+                # The lists were empty just then.
+                continue
+    finally:
+        stop.set()
+        thread.join()
+    call.run()
+    wanted.run()
+    assert torch.equal(call.out, wanted.out)
 
 
 @pytest.mark.parametrize(

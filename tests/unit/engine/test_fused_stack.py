@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from threading import Thread
 
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from prefold.engine.native import HAS_KERNELS
 
@@ -243,13 +245,7 @@ def _loop(
         states = layer(states, **rest)
     states = model.get_submodule("norm")(states)
 
-    class Output:
-        last_hidden_state = states
-
-        def __getitem__(self, _: int) -> object:
-            return states
-
-    return Output()
+    return BaseModelOutputWithPast(last_hidden_state=states)
 
 
 def other_rows_only(states: torch.Tensor, rows: int) -> torch.Tensor:
@@ -267,7 +263,9 @@ def with_loop(
     """Give the decoder of a model another loop, and try to stack its layers."""
     inner = loaded.model.get_submodule("model")
     vars(inner).pop("forward")
-    inner.__class__ = type("Other", (type(inner),), {"forward": loop_that(change)})
+    kind = type(inner)
+    own = {"forward": loop_that(change), "__module__": kind.__module__}
+    inner.__class__ = type("Other", (kind,), own)
     return inner, fuse_stack(inner)
 
 
@@ -314,7 +312,8 @@ def _plain(decoder: FusedDecoder, rows: int) -> torch.Tensor:
         use_cache=False,
         attention_site=QueryBack(),
     )
-    found = vars(type(output))["last_hidden_state"]
+    assert isinstance(output, BaseModelOutputWithPast)
+    found = output.last_hidden_state
     assert isinstance(found, torch.Tensor)
     return found
 
@@ -346,3 +345,75 @@ def test_keywords_that_are_not_known_are_left_to_the_loop(
     )
     assert not runs
     assert site.calls[0].other_keywords == ("something",)
+
+
+def test_a_loop_of_somebody_else_is_not_stacked() -> None:
+    inner = load(make_llama()).model.get_submodule("model")
+    vars(inner).pop("forward")
+    inner.__class__ = type("Own", (type(inner),), {})
+    assert fuse_stack(inner) == "its loop is not one of transformers' own"
+
+
+def test_a_loop_that_hands_out_states_of_other_layers_is_not_stacked() -> None:
+    inner = load(make_llama()).model.get_submodule("model")
+    vars(inner).pop("forward")
+    kind = type(inner)
+
+    def forward(self: nn.Module, **keywords: object) -> object:
+        output = kind.forward(self, **keywords)
+        return type(output)(output.last_hidden_state, hidden_states=(torch.ones(1),))
+
+    own = {"forward": forward, "__module__": kind.__module__}
+    inner.__class__ = type("Other", (kind,), own)
+    assert fuse_stack(inner) == OTHER_BITS
+
+
+def test_a_pass_of_another_thread_runs_layer_by_layer() -> None:
+    loaded = load(make_llama())
+    decoder = decoder_of(loaded)
+    wanted, others = run(loaded, 5), run(loaded, 9)
+    found: list[torch.Tensor] = []
+
+    def other() -> None:
+        with torch.inference_mode():
+            found.append(run(loaded, 9))
+
+    class Meanwhile:
+        """A site in whose hands another thread makes a whole pass."""
+
+        def attend(self, call: AttentionCall) -> torch.Tensor:
+            thread = Thread(target=other)
+            thread.start()
+            thread.join()
+            return call.query.transpose(1, 2)
+
+    tokens = (torch.arange(5)[None] * 7) % loaded.vocab_size
+    output = loaded.model(
+        input_ids=tokens,
+        position_ids=torch.arange(5)[None],
+        use_cache=False,
+        attention_site=Meanwhile(),
+    )
+    assert torch.equal(output.logits[0], wanted)
+    assert len(found) == len(layers_of(loaded))
+    assert all(torch.equal(each, others) for each in found)
+    check_closed(decoder)
+
+
+def test_a_pass_within_a_pass_gives_the_right_states() -> None:
+    loaded = load(make_llama())
+    wanted, others = run(loaded, 5), run(loaded, 9)
+
+    class Within:
+        def attend(self, call: AttentionCall) -> torch.Tensor:
+            assert torch.equal(run(loaded, 9), others)
+            return call.query.transpose(1, 2)
+
+    tokens = (torch.arange(5)[None] * 7) % loaded.vocab_size
+    output = loaded.model(
+        input_ids=tokens,
+        position_ids=torch.arange(5)[None],
+        use_cache=False,
+        attention_site=Within(),
+    )
+    assert torch.equal(output.logits[0], wanted)
