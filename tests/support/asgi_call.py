@@ -42,10 +42,6 @@ class Answer:
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
 
-#: Turns of the loop in which whatever follows from a message has been passed on.
-_TURNS = 100
-
-
 class AsgiCall:
     """A request under way. The test feeds the body and may close the connection."""
 
@@ -104,13 +100,6 @@ class AsgiCall:
     def disconnect(self) -> None:
         self._is_gone = True
         self._incoming.put_nowait({"type": "http.disconnect"})
-
-    async def was_heard(self) -> None:
-        """Wait until the application has read all, and has had time to act on it."""
-        while not self._incoming.empty():
-            await asyncio.sleep(0.001)
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
 
     async def cancel(self) -> None:
         """Cancel the application's work, as a server does that has no time left."""

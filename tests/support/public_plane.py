@@ -52,18 +52,21 @@ class PlaneRunner:
     Attributes:
         is_open: While it is cleared, steps wait.
         fails: Whether steps fail.
+        num_steps: How many have begun to be computed.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.is_open = threading.Event()
         self.is_open.set()
         self.fails = False
+        self.num_steps = 0
         tokenizer = make_tokenizer()
         self._letters = [tokenizer.get_vocab()[letter] for letter in "abcdefghijklmno"]
         self._tokens = np.zeros((num_blocks, BLOCK_SIZE), dtype=np.int64)
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         assert self.is_open.wait(60)
+        self.num_steps += 1
         if self.fails:
             raise RuntimeError("the device caught fire")
         self.copy_blocks(plan.copies)
@@ -270,6 +273,21 @@ async def public_plane(
             )
         finally:
             runner.is_open.set()
+
+
+async def let_steps_pass(plane: ChainPlane, condition: Callable[[], bool]) -> None:
+    """Let steps run, one or a few at a time, until something has happened."""
+    for _ in range(1000):
+        if condition():
+            return
+        before = plane.runner.num_steps
+        plane.runner.is_open.set()
+        await until(lambda: plane.runner.num_steps > before)  # noqa: B023 -- waited for here
+        plane.runner.is_open.clear()
+        # The loop's turn.
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+    pytest.fail("steps passed, and what was waited for did not happen")
 
 
 async def until(condition: Callable[[], bool]) -> None:
