@@ -210,63 +210,141 @@ def test_a_layer_that_is_called_by_itself_runs_alone() -> None:
     assert [call.layer for call in site.calls] == [0]
 
 
-def loop_that(
-    change: Callable[[torch.Tensor, int], torch.Tensor],
-) -> Callable[..., object]:
-    """Return a model's forward that does something to the states between layers."""
+Layers = list[Callable[..., torch.Tensor]]
+
+#: What runs layers, one after the other; keywords are those of a layer's call.
+Loop = Callable[[Layers, torch.Tensor, dict[str, object]], torch.Tensor]
+
+
+def plainly(
+    layers: Layers, states: torch.Tensor, keywords: dict[str, object]
+) -> torch.Tensor:
+    for layer in layers:
+        states = layer(states, **keywords)
+    return states
+
+
+def at_seven_rows(other: Loop) -> Loop:
+    """Do something else in a pass of seven rows; the trial has one row, and five."""
+
+    def run_layers(
+        layers: Layers, states: torch.Tensor, keywords: dict[str, object]
+    ) -> torch.Tensor:
+        loop = other if states.shape[1] == 7 else plainly
+        return loop(layers, states, keywords)
+
+    return run_layers
+
+
+def with_loop(loaded: LoadedModel, loop: Loop) -> tuple[nn.Module, str | None]:
+    """Give the decoder of a model another loop, and try to stack its layers."""
 
     def forward(self: nn.Module, **keywords: object) -> object:
-        *layers, last = self.get_submodule("layers").children()
+        states, positions = keywords["inputs_embeds"], keywords["position_ids"]
+        assert isinstance(states, torch.Tensor)
+        given = {
+            "position_embeddings": self.get_submodule("rotary_emb")(
+                states, position_ids=positions
+            ),
+            "attention_site": keywords["attention_site"],
+            "position_ids": positions,
+        }
+        layers: Layers = list(self.get_submodule("layers").children())
+        states = self.get_submodule("norm")(loop(layers, states, given))
+        return BaseModelOutputWithPast(last_hidden_state=states)
 
-        def changed(states: torch.Tensor, **rest: object) -> object:
-            return last(change(states, states.shape[1]), **rest)
-
-        return _loop(self, [*layers, changed], keywords)
-
-    return forward
-
-
-def _loop(
-    model: nn.Module,
-    layers: list[Callable[..., object]],
-    keywords: dict[str, object],
-) -> object:
-    states = keywords.get("inputs_embeds")
-    if states is None:
-        states = model.get_submodule("embed_tokens")(keywords["input_ids"])
-    positions = keywords["position_ids"]
-    embeddings = model.get_submodule("rotary_emb")(states, position_ids=positions)
-    rest = {
-        "position_embeddings": embeddings,
-        "attention_site": keywords["attention_site"],
-        "position_ids": positions,
-    }
-    for layer in layers:
-        states = layer(states, **rest)
-    states = model.get_submodule("norm")(states)
-
-    return BaseModelOutputWithPast(last_hidden_state=states)
-
-
-def other_rows_only(states: torch.Tensor, rows: int) -> torch.Tensor:
-    # The trial has one row, and five.
-    return states * 0.5 if rows == 7 else states
-
-
-def in_place(states: torch.Tensor, _rows: int) -> torch.Tensor:
-    return states.mul_(0.5)
-
-
-def with_loop(
-    loaded: LoadedModel, change: Callable[[torch.Tensor, int], torch.Tensor]
-) -> tuple[nn.Module, str | None]:
-    """Give the decoder of a model another loop, and try to stack its layers."""
     inner = loaded.model.get_submodule("model")
     vars(inner).pop("forward")
     kind = type(inner)
-    own = {"forward": loop_that(change), "__module__": kind.__module__}
+    own = {"forward": forward, "__module__": kind.__module__}
     inner.__class__ = type("Other", (kind,), own)
     return inner, fuse_stack(inner)
+
+
+def _halved(layers: Layers, states: torch.Tensor, given: dict[str, object]) -> torch.Tensor:
+    return layers[1](layers[0](states, **given) * 0.5, **given)
+
+
+def _copied(layers: Layers, states: torch.Tensor, given: dict[str, object]) -> torch.Tensor:
+    return layers[1](layers[0](states, **given).clone(), **given)
+
+
+def _first_only(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return layers[0](states, **given)
+
+
+def _first_twice(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return plainly([layers[0], *layers], states, given)
+
+
+def _last_twice(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return plainly([*layers, layers[1]], states, given)
+
+
+def _turned_more(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    embeddings = given["position_embeddings"]
+    assert isinstance(embeddings, tuple)
+    others = {**given, "position_embeddings": embeddings[::-1]}
+    return layers[1](layers[0](states, **given), **others)
+
+
+def _seen_elsewhere(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    others = {**given, "attention_site": TrialSite()}
+    return layers[1](layers[0](states, **given), **others)
+
+
+def _told_more(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return layers[1](layers[0](states, **given), **given, something=torch.ones(1))
+
+
+def _told_less(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    rest = {name: value for name, value in given.items() if name != "position_ids"}
+    return layers[1](layers[0](states, **given), **rest)
+
+
+DETOURS: tuple[Loop, ...] = (
+    _halved,
+    _copied,
+    _first_only,
+    _first_twice,
+    _last_twice,
+    _turned_more,
+    _seen_elsewhere,
+    _told_more,
+    _told_less,
+)
+
+
+def _backwards(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return plainly(layers[::-1], states, given)
+
+
+def _last_only(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return layers[1](states, **given)
+
+
+def in_place(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return layers[1](layers[0](states, **given).mul_(0.5), **given)
 
 
 def call(inner: nn.Module, rows: int) -> torch.Tensor:
@@ -281,10 +359,11 @@ def call(inner: nn.Module, rows: int) -> torch.Tensor:
     return found
 
 
-def test_a_loop_that_does_more_now_and_then_is_noticed(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("loop", DETOURS)
+def test_a_loop_that_does_something_else_now_and_then_is_noticed(
+    loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inner, obstacle = with_loop(load(make_llama()), other_rows_only)
+    inner, obstacle = with_loop(load(make_llama()), at_seven_rows(loop))
     assert obstacle is None
     decoder = fused_decoder_of(inner)
     assert decoder is not None
@@ -298,6 +377,17 @@ def test_a_loop_that_does_more_now_and_then_is_noticed(
     stack.check_invariants()
     assert not stack.is_open
     assert torch.equal(call(inner, 6), _plain(decoder, 6))
+
+
+@pytest.mark.parametrize("loop", [_backwards, _last_only])
+def test_a_loop_that_begins_elsewhere_runs_layer_by_layer(loop: Loop) -> None:
+    inner, obstacle = with_loop(load(make_llama()), at_seven_rows(loop))
+    assert obstacle is None
+    decoder = fused_decoder_of(inner)
+    assert decoder is not None
+    assert torch.equal(call(inner, 7), _plain(decoder, 7))
+    assert torch.equal(call(inner, 6), _plain(decoder, 6))
+    check_closed(decoder)
 
 
 def is_given_up(decoder: FusedDecoder) -> bool:
