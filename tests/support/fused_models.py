@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -21,13 +23,18 @@ class QueryBack:
 
 
 def load(
-    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, *, max_length: int = 100
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    max_length: int = 100,
+    change: Callable[[nn.Module], None] = lambda _: None,
 ) -> LoadedModel:
-    """Return a model with random weights, made ready to serve."""
+    """Return a model with random weights, changed and made ready to serve."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=dtype
     )
+    change(model)
     return prepare_model(model, make_tokenizer(), LoadOptions(dtype=dtype), max_length)
 
 

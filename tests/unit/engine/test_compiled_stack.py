@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from threading import Event, Thread
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 from prefold.engine.native import HAS_KERNELS
@@ -17,17 +19,19 @@ if not HAS_KERNELS:
 
 from prefold.blocks.table import num_blocks_for
 from prefold.engine import _kernels
+from prefold.engine.adapter import Adapter
 from prefold.engine.batch import SequenceSlice, StepPlan
 from prefold.engine.fused_layer import FusedLayer, StackRun
 from prefold.engine.fused_stack import FusedDecoder, fused_decoder_of
 from prefold.engine.kv_store import KvStore
 from prefold.engine.loading import LoadedModel
 from prefold.engine.model_runner import ModelRunner
-from prefold.engine.native_attention import NativeAttention
+from prefold.engine.native_attention import NativeAttention, NativeSites
 from prefold.engine.quantization import QUANTIZED, scale_itemsize
 from prefold.engine.step_attention import order_for
 from prefold.errors import UnusableStepError
 from support.fused_models import fused_of, layers_of, load
+from support.layer_adapters import make_adapter
 from support.tiny_models import make_llama, make_mistral, make_qwen2
 
 BLOCK_SIZE = 16
@@ -66,10 +70,14 @@ def make_runner(loaded: LoadedModel, dtype: torch.dtype) -> ModelRunner:
     return ModelRunner(loaded, store, row_multiple=1)
 
 
-def plan_of(step: tuple[tuple[int, int, int], ...]) -> StepPlan:
+def plan_of(
+    step: tuple[tuple[int, int, int], ...], adapters: Sequence[Adapter | None] = ()
+) -> StepPlan:
+    given = [*adapters, *[None] * len(step)]
     return StepPlan(
         slices=tuple(
             SequenceSlice(
+                adapter=given[index],
                 token_ids=TOKENS[start:end],
                 start=start,
                 block_ids=np.arange(
@@ -77,7 +85,7 @@ def plan_of(step: tuple[tuple[int, int, int], ...]) -> StepPlan:
                 ),
                 num_logits=end - start,
             )
-            for first, start, end in step
+            for index, (first, start, end) in enumerate(step)
         )
     )
 
@@ -111,6 +119,34 @@ def test_steps_have_the_bits_of_layer_after_layer(
     assert len(runs) == len(STEPS)
     numbers = [runner.store.numbers.view(torch.uint8) for runner in runners]
     assert torch.equal(*numbers)
+
+
+def test_adapters_have_the_bits_of_layer_after_layer() -> None:
+    loaded = load(make_llama(), max_length=400)
+    runners = [make_runner(loaded, torch.float32) for _ in range(3)]
+    decoder = decoder_of(loaded)
+    stack = decoder.stack
+    adapters = [make_adapter(loaded, 1, rank=3), None, make_adapter(loaded, 2, rank=20)]
+    for step in STEPS:
+        decoder.stack = stack
+        found = runners[0].execute(plan_of(step, adapters))
+        without = runners[2].execute(plan_of(step))
+        decoder.stack = None
+        assert torch.equal(found, runners[1].execute(plan_of(step, adapters)))
+        assert not torch.equal(found, without)
+
+
+def test_numbers_that_a_narrower_type_does_not_have_are_refused() -> None:
+    def enlarge(model: nn.Module) -> None:
+        # Keys and values are beyond what float16 can be.
+        norm = model.get_submodule("model.layers.1.input_layernorm")
+        next(norm.parameters()).data.fill_(1e6)
+
+    loaded = load(make_llama(), change=enlarge)
+    plan = plan_of(((0, 0, 9),))
+    assert torch.isfinite(make_runner(loaded, torch.float32).execute(plan)).all()
+    with pytest.raises(UnusableStepError):
+        make_runner(loaded, torch.float16).execute(plan)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -359,3 +395,27 @@ def test_a_site_that_cannot_be_is_refused(changed: dict[str, object], match: str
     call = Call(fused_layers(make_llama()))
     with pytest.raises(ValueError, match=match):
         call.site(**{"key_offset": 0, "value_offset": 0, **changed})
+
+
+def test_sites_are_made_once_for_what_does_not_change() -> None:
+    loaded = load(make_llama())
+    store = make_runner(loaded, torch.float32).store
+    sites = NativeSites(store, _kernels.kernel_names()[0])
+    call = fused_of(layers_of(loaded)[0]).facts
+    one = sites.of_call(call)
+    assert sites.of_call(call) is one
+    others = [
+        replace(call, window=5),
+        replace(call, softcap=2.0),
+        replace(call, scaling=0.5),
+        replace(call, layer=1),
+    ]
+    made = [sites.of_call(each) for each in others]
+    assert len({id(each) for each in (one, *made)}) == len(others) + 1
+    calls = (call, others[-1])
+    assert sites.of_stack(calls) is sites.of_stack(calls)
+    # Sinks are a call's own, and may be other ones in the next call.
+    sunk = replace(call, sinks=torch.zeros(call.query.shape[1]))
+    assert sites.of_call(sunk) is not sites.of_call(sunk)
+    with_sinks = (sunk, *calls)
+    assert sites.of_stack(with_sinks) is not sites.of_stack(with_sinks)

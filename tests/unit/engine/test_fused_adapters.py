@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,15 +16,12 @@ if not HAS_KERNELS:
 
 from prefold.engine import _kernels
 from prefold.engine.adapted_rows import AdaptedRows
-from prefold.engine.adapter import Adapter, AdapterHost
 from prefold.engine.adapter_hooks import AdapterHooks
-from prefold.engine.adapter_loading import build_adapter
-from prefold.engine.adapter_targets import LinearShape
-from prefold.engine.adapter_weights import MatrixPair
 from prefold.engine.fused_layer import ADAPTED_PARTS
 from prefold.engine.loading import LoadedModel
 from prefold.errors import InvariantError
 from support.fused_models import fused_of, layers_of, load, run
+from support.layer_adapters import make_adapter
 from support.tiny_models import make_llama, make_qwen2
 
 pytestmark = pytest.mark.usefixtures("_inference")
@@ -36,36 +33,6 @@ SOME = ("self_attn.v_proj", "mlp.down_proj")
 def _inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def shapes_of(loaded: LoadedModel, parts: tuple[str, ...]) -> Mapping[str, LinearShape]:
-    shapes = {}
-    for number, layer in enumerate(layers_of(loaded)):
-        for part in parts:
-            linear = layer.get_submodule(part)
-            # What modules hold are tensors or modules, mypy believes; these are numbers.
-            shapes[f"model.layers.{number}.{part}"] = LinearShape(
-                in_features=int(linear.in_features),  # type: ignore[arg-type]
-                out_features=int(linear.out_features),  # type: ignore[arg-type]
-            )
-    return shapes
-
-
-def make_adapter(
-    loaded: LoadedModel, seed: int, *, rank: int, parts: tuple[str, ...] = ADAPTED_PARTS
-) -> Adapter:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = shapes_of(loaded, parts)
-    pairs = {
-        name: MatrixPair(
-            down=torch.randn(rank, shape.in_features, generator=generator) / 8,
-            up=torch.randn(shape.out_features, rank, generator=generator) / 8,
-            scale=0.75,
-        )
-        for name, shape in shapes.items()
-    }
-    host = AdapterHost(linears=shapes, dtype=loaded.dtype, device=torch.device("cpu"))
-    return build_adapter(pairs, None, host)
 
 
 def run_adapted(

@@ -379,6 +379,33 @@ def test_a_loop_that_does_something_else_now_and_then_is_noticed(
     assert torch.equal(call(inner, 6), _plain(decoder, 6))
 
 
+def _added(layers: Layers, states: torch.Tensor, given: dict[str, object]) -> torch.Tensor:
+    first = layers[0](states, **given)
+    return first + plainly(layers[1:], first, given)
+
+
+def test_a_loop_that_uses_states_of_several_layers_is_not_stacked() -> None:
+    inner, obstacle = with_loop(load(make_llama()), _added)
+    assert obstacle == OTHER_BITS
+    assert fused_decoder_of(inner) is None
+
+
+def _out_of_order(
+    layers: Layers, states: torch.Tensor, given: dict[str, object]
+) -> torch.Tensor:
+    return plainly([layers[0], layers[2], layers[1]], states, given)
+
+
+def test_layers_in_another_order_are_noticed() -> None:
+    loaded = load(make_llama(num_hidden_layers=3))
+    inner, obstacle = with_loop(loaded, at_seven_rows(_out_of_order))
+    assert obstacle is None
+    decoder = fused_decoder_of(inner)
+    assert decoder is not None
+    assert torch.equal(call(inner, 7), _plain(decoder, 7))
+    assert is_given_up(decoder)
+
+
 @pytest.mark.parametrize("loop", [_backwards, _last_only])
 def test_a_loop_that_begins_elsewhere_runs_layer_by_layer(loop: Loop) -> None:
     inner, obstacle = with_loop(load(make_llama()), at_seven_rows(loop))
