@@ -23,4 +23,5 @@ LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 
   PYTHONPATH="$place/tree:$packages" HYPOTHESIS_PROFILE="${HYPOTHESIS_PROFILE:-ci}" \
   .venv/bin/python -S -m pytest -q -p no:cacheprovider tests/*/*native*.py \
   tests/*/engine/*native*.py tests/*/*linear*.py tests/*/engine/*linear*.py \
-  tests/*/*fused*.py tests/*/engine/*fused*.py tests/*/engine/*norm*.py
+  tests/*/*fused*.py tests/*/engine/*fused*.py tests/*/engine/*stack*.py \
+  tests/*/engine/*pages*.py tests/*/engine/*norm*.py
