@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 NUM_REQUESTS = 2000 if os.environ.get("PREFOLD_SOAK") else 300
 #: So many come first; memory is compared with that after them.
 NUM_WARM_UP = 100
+NUM_HASTY = 20
 NUM_CLIENTS = 32
 
 TEXT = "/v1/completions"
@@ -114,6 +115,27 @@ def _make_job(rng: random.Random, name: str, families: list[list[int]]) -> Job:
         by_reset=rng.random() < 0.5,
         patience=rng.randrange(1, 6) if kind == "streaming" else 1.2 * rng.random(),
     )
+
+
+def make_hasty_jobs(first: int) -> list[Job]:
+    """Return jobs whose clients leave while their prompt is computed, if all is quiet."""
+    rng = random.Random(first)  # noqa: S311 -- a load, not a secret
+    jobs = []
+    for i in range(first, first + NUM_HASTY):
+        prompt = tuple(rng.randrange(256) for _ in range(600))
+        jobs.append(
+            Job(
+                id=f"r-{i}",
+                tenant=rng.choice(TENANTS),
+                data=_body(prompt, 5, 1),
+                prompt=prompt,
+                max_tokens=5,
+                n=1,
+                leaves="soon",
+                patience=rng.uniform(0.005, 0.04),
+            )
+        )
+    return jobs
 
 
 def _make_bad_job(rng: random.Random, name: str, tenant: str) -> Job:
@@ -343,7 +365,12 @@ async def _soak(server: SoakServer) -> None:
         assert report["free"] + report["idle"] == NUM_BLOCKS
         assert report["waiting_tickets"] == 0
         reports.append(report)
-    last = reports[-1]
+    # Beside others few are in the middle of a prompt just when they leave.
+    hasty = make_hasty_jobs(len(jobs))
+    jobs += hasty
+    for job in hasty:
+        statuses[job.id] = await perform(job, server.port, server.ready["keys"])
+    last = await server.report_at_rest()
     _reconcile(jobs, statuses, last, server.metrics())
     _check_that_it_was_a_soak(statuses, last)
     if last["rss"] is not None:
