@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.auto import AutoModelForCausalLM
 
-from prefold.engine.attention import AttentionCall
+from prefold.engine.attention import AttentionCall, AttentionSite
 from prefold.engine.fused_layer import FusedLayer
 from prefold.engine.loading import LoadedModel, LoadOptions, prepare_model
 from support.tiny_models import make_tokenizer
@@ -50,14 +50,14 @@ def fused_of(layer: nn.Module) -> FusedLayer:
     return forward
 
 
-def run(loaded: LoadedModel, rows: int) -> torch.Tensor:
-    """Return the logits of all rows, at positions 0 and on, without their attention."""
+def run(loaded: LoadedModel, rows: int, site: AttentionSite | None = None) -> torch.Tensor:
+    """Return the logits of all rows, at positions 0 and on; by default, none attends."""
     tokens = (torch.arange(rows)[None] * 7) % loaded.vocab_size
     output = loaded.model(
         input_ids=tokens,
         position_ids=torch.arange(rows)[None] % 100,
         use_cache=False,
-        attention_site=QueryBack(),
+        attention_site=site or QueryBack(),
     )
     logits: torch.Tensor = output.logits[0]
     return logits

@@ -176,6 +176,17 @@ def fused_layers(config: PreTrainedConfig) -> list[FusedLayer]:
     return [fused_of(each) for each in layers_of(load(config))]
 
 
+def one_block(block: int, count: int, *, block_size: int = 16) -> _kernels.Step:
+    """Return a step of one sequence's first tokens."""
+    return _kernels.Step(
+        np.array([block], np.int32),
+        np.array([1]),
+        np.array([0]),
+        np.array([count]),
+        block_size=block_size,
+    )
+
+
 class Call:
     """Arguments of a stack's run, of which a test changes one."""
 
@@ -188,13 +199,7 @@ class Call:
             block_numbers=self.numbers.numel() // 4,
             kernel=_kernels.kernel_names()[0],
         )
-        self.step = _kernels.Step(
-            np.array([1], np.int32),
-            np.array([1]),
-            np.array([0]),
-            np.array([rows]),
-            block_size=16,
-        )
+        self.step = one_block(1, rows)
         area = shape.kv_heads * 16 * size
         self.facts = {
             "heads": shape.heads,
@@ -232,6 +237,7 @@ class Call:
         self.stack = _kernels.Stack([e.start for e in layers], [e.end for e in layers])
 
     def site(self, **changed: object) -> _kernels.AttentionSite:
+        # Some of what tests change them to is of the wrong type on purpose.
         return _kernels.AttentionSite(self.pool, **{**self.facts, **changed})  # type: ignore[arg-type]
 
     def run(self) -> bool:
@@ -298,19 +304,13 @@ def test_whatever_else_does_not_fit_is_refused() -> None:
     call.num_threads = 0
     check_refused(call, "num_threads")
     call = Call(layers)
-    call.step = _kernels.Step(
-        np.array([4], np.int32), np.array([1]), np.array([0]), np.array([5]), block_size=16
-    )
+    call.step = one_block(4, 5)
     check_refused(call, "outside the pool")
     call = Call(layers)
-    call.step = _kernels.Step(
-        np.array([1], np.int32), np.array([1]), np.array([0]), np.array([6]), block_size=16
-    )
+    call.step = one_block(1, 6)
     check_refused(call, "fewer rows")
     call = Call(layers)
-    call.step = _kernels.Step(
-        np.array([1], np.int32), np.array([1]), np.array([0]), np.array([5]), block_size=32
-    )
+    call.step = one_block(1, 5, block_size=32)
     check_refused(call, "do not fit into a block")
     call = Call(layers)
     call.sites[0] = call.site(key_offset=0, value_offset=1, key_size=4)
@@ -324,6 +324,7 @@ def test_whatever_else_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 1, "site"])
 def test_objects_of_other_kinds_are_refused(wrong: object) -> None:
+    # Types are waived here because they are what is wrong.
     layers = fused_layers(make_llama())
     call = Call(layers)
     call.sites[0] = wrong  # type: ignore[call-overload]

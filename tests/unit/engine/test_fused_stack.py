@@ -504,14 +504,7 @@ def test_a_pass_of_another_thread_runs_layer_by_layer() -> None:
             thread.join()
             return call.query.transpose(1, 2)
 
-    tokens = (torch.arange(5)[None] * 7) % loaded.vocab_size
-    output = loaded.model(
-        input_ids=tokens,
-        position_ids=torch.arange(5)[None],
-        use_cache=False,
-        attention_site=Meanwhile(),
-    )
-    assert torch.equal(output.logits[0], wanted)
+    assert torch.equal(run(loaded, 5, Meanwhile()), wanted)
     assert len(found) == len(layers_of(loaded))
     assert all(torch.equal(each, others) for each in found)
     check_closed(decoder)
@@ -526,11 +519,4 @@ def test_a_pass_within_a_pass_gives_the_right_states() -> None:
             assert torch.equal(run(loaded, 9), others)
             return call.query.transpose(1, 2)
 
-    tokens = (torch.arange(5)[None] * 7) % loaded.vocab_size
-    output = loaded.model(
-        input_ids=tokens,
-        position_ids=torch.arange(5)[None],
-        use_cache=False,
-        attention_site=Within(),
-    )
-    assert torch.equal(output.logits[0], wanted)
+    assert torch.equal(run(loaded, 5, Within()), wanted)
