@@ -98,7 +98,7 @@ class Call {
     const int64_t end_key = (unit.partition + 1) * kPartition;
     const int64_t window = inputs_.options.window;
     const int num_heads = unit.heads.end - unit.heads.first;
-    const int limit = num_heads == 1 ? kBatchRows : kMaxRows / num_heads;
+    const int limit = num_heads == 1 ? kernel_.batch_rows : kMaxRows / num_heads;
     Row rows[kMaxRows];
     int num_rows = 0;
     for (int i = unit.first_member; i < unit.end_member; ++i) {
@@ -164,8 +164,8 @@ class Call {
         scratch.ahead = {&member, int32_t(std::min<int64_t>(member.end - next, kPartition)),
                          next, heads};
       }
-      for (int first = 0; first < num_rows; first += kBatchRows) {
-        const int count = std::min(num_rows - first, kBatchRows);
+      for (int first = 0; first < num_rows; first += kernel_.batch_rows) {
+        const int count = std::min(num_rows - first, kernel_.batch_rows);
         kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options,
                        rows + first, count, heads, &segment, 1, partition, scratch);
         for (int r = first; r < first + count; ++r) {
@@ -229,7 +229,7 @@ void Workspace::reserve(int num_threads, int64_t part_numbers_wanted) {
   constexpr int64_t kScores = int64_t(kMaxRows) * kScoreStride;
   constexpr int64_t kTiles = 4 * kTile * kMaxSize;
   while (int(scratches_.size()) < num_threads) {
-    memories_.push_back(allocate(kQueries + kScores + 2 * kParts + kTiles));
+    memories_.push_back(allocate(kQueries + kScores + 2 * kParts + kTiles + kMatrixNumbers));
     float* at = memories_.back().get();
     Scratch made{};
     made.queries = at;
@@ -237,6 +237,7 @@ void Workspace::reserve(int num_threads, int64_t part_numbers_wanted) {
     made.parts = at += kScores;
     made.state = at += kParts;
     made.tiles = at += kParts;
+    made.matrices = at += kTiles;
     scratches_.push_back(made);
   }
   if (part_numbers_wanted > part_room_) {

@@ -10,12 +10,14 @@ namespace prefold {
 constexpr int kTile = 16;
 constexpr int kPartition = 256;
 
+// Sequences share a multiple of so many keys: steps of an instruction are not cut.
+constexpr int kShared = 32;
+
 // Query rows that one call of a kernel holds in its scratch memory.
 constexpr int kMaxRows = 96;
 
 // Rows whose queries and scores stay in the first cache while keys and values pass by.
 constexpr int kBatchRows = 24;
-static_assert(kBatchRows <= kMaxRows, "a call holds a batch");
 
 constexpr int kMaxSize = 256;
 
@@ -87,6 +89,9 @@ struct Ahead {
   HeadRange heads;
 };
 
+// For a kernel that multiplies matrices.
+constexpr int64_t kMatrixNumbers = 132 << 10;
+
 // Memory of one thread.
 struct Scratch {
   float* queries;  // [kMaxRows][kQueryStride]
@@ -94,6 +99,7 @@ struct Scratch {
   float* parts;    // [kMaxRows][part_numbers]
   float* state;    // [kMaxRows][part_numbers]
   float* tiles;    // [4 * kTile][kMaxSize]
+  float* matrices; // [kMatrixNumbers]
   Ahead ahead;
 };
 
@@ -106,6 +112,8 @@ inline int part_numbers(int value_size) { return kPartHead + padded_size(value_s
 
 struct Kernel {
   const char* name;
+  // Rows that go through a partition together, of at most kMaxRows.
+  int batch_rows;
   // Writes keys and values of the positions [first, end) of a member to their slots.
   void (*write)(const Layer&, const Member&, int64_t first, int64_t end, const Heads& keys,
                 const Heads& values);
@@ -123,5 +131,6 @@ struct Kernel {
 extern const Kernel kPortableKernel;
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
+extern const Kernel kAmxKernel;
 
 }  // namespace prefold

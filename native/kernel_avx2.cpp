@@ -4,6 +4,7 @@
 #include "kernel.inl"
 
 namespace prefold {
-const Kernel kAvx2Kernel = {"avx2", prefold_avx2::write, prefold_avx2::attend,
-                            prefold_avx2::merge, prefold_avx2::finish};
+const Kernel kAvx2Kernel = {"avx2", kBatchRows, prefold_avx2::write,
+                            prefold_avx2::attend, prefold_avx2::merge,
+                            prefold_avx2::finish};
 }

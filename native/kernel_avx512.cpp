@@ -4,6 +4,7 @@
 #include "kernel.inl"
 
 namespace prefold {
-const Kernel kAvx512Kernel = {"avx512", prefold_avx512::write, prefold_avx512::attend,
-                            prefold_avx512::merge, prefold_avx512::finish};
+const Kernel kAvx512Kernel = {"avx512", kBatchRows, prefold_avx512::write,
+                              prefold_avx512::attend, prefold_avx512::merge,
+                              prefold_avx512::finish};
 }

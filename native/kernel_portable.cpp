@@ -3,7 +3,7 @@
 #include "kernel.inl"
 
 namespace prefold {
-const Kernel kPortableKernel = {"portable", prefold_portable::write,
+const Kernel kPortableKernel = {"portable", kBatchRows, prefold_portable::write,
                                 prefold_portable::attend, prefold_portable::merge,
                                 prefold_portable::finish};
 }

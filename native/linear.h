@@ -70,13 +70,17 @@ constexpr int64_t kSumNumbers = int64_t(kBlockRows) * kBlockPanels * kPanelOutpu
 constexpr int64_t kTotalNumbers = int64_t(kBlockRows) * 2 * kPanelOutputs;
 constexpr int64_t kWidenedNumbers = 2 * kInputChunk * kPanelOutputs;
 constexpr int64_t kCopiedNumbers = int64_t(kBlockRows) * kCopyStride;
-constexpr int64_t kLinearScratchNumbers =
-    kSumNumbers + kTotalNumbers + kWidenedNumbers + kCopiedNumbers;
+// Memory of one thread: that, or what a kernel that multiplies matrices has instead.
+constexpr int64_t kLinearScratchNumbers = 300 << 10;
+static_assert(kSumNumbers + kTotalNumbers + kWidenedNumbers + kCopiedNumbers <=
+                  kLinearScratchNumbers,
+              "scratch memory holds a block");
 static_assert(kLinearScratchNumbers % kPanelOutputs == 0, "each thread's is aligned");
 
 extern const LinearKernel kPortableLinear;
 extern const LinearKernel kAvx2Linear;
 extern const LinearKernel kAvx512Linear;
+extern const LinearKernel kAmxLinear;
 
 // A matrix of weights where it comes from: number (output, input) stands at
 // output * output_stride + input * input_stride.

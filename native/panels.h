@@ -17,6 +17,9 @@
 namespace prefold {
 
 constexpr const LinearKernel* kLinearKernels[] = {
+#if defined(PREFOLD_HAS_AMX)
+    &kAmxLinear,
+#endif
 #if defined(PREFOLD_HAS_X86)
     &kAvx512Linear,
     &kAvx2Linear,

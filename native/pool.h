@@ -19,6 +19,9 @@
 namespace prefold {
 
 constexpr const Kernel* kKernels[] = {
+#if defined(PREFOLD_HAS_AMX)
+    &kAmxKernel,
+#endif
 #if defined(PREFOLD_HAS_X86)
     &kAvx512Kernel,
     &kAvx2Kernel,

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "tiles.inl"
+#include "segment.inl"
 
 namespace PREFOLD_ISA {
 
@@ -17,16 +17,11 @@ constexpr int kStrip = kPartition / kTile;  // tiles weighed between two stores
 constexpr int kCopiedStrip = 4;  // the same of tiles that are copied first
 constexpr int kFewRows = 3;  // up to so many, memory is waited for more than arithmetic
 
-constexpr int kLine = 16;    // numbers of a line of the cache
-
 // Columns whose sums are made at once.
 template <int V, typename Own> struct Slice {
   using Vector = Own;
   static constexpr int count = V, width = V * lanes_of<Own>;
 };
-
-// Into the second level of cache, where it waits without pushing out what is used now.
-PREFOLD_INLINE void fetch(const float* from) { __builtin_prefetch(from, 0, 2); }
 
 // Scores of R rows and 16 keys; fetches the tile at `ahead` meanwhile. Processors look a
 // few hundred instructions ahead: the fewer each line takes, the more lines of memory
@@ -184,12 +179,12 @@ using WeighRows = void (*)(const float*, const float* const*, const float* const
                            int, float*, int64_t, int);
 using ScoreTwo = void (*)(const float*, Two, int64_t, Two, float*);
 // For each number of rows.
-template <typename Rows> struct Products;
-template <int... R> struct Products<std::integer_sequence<int, R...>> {
+template <typename Rows> struct RowProducts;
+template <int... R> struct RowProducts<std::integer_sequence<int, R...>> {
   static constexpr ScoreRows score[] = {nullptr, PREFOLD_ISA::score<R + 1>...};
   static constexpr WeighRows weigh[] = {nullptr, weigh_columns<R + 1>...};
 };
-using OfRows = Products<std::make_integer_sequence<int, kPanel>>;
+using OfRows = RowProducts<std::make_integer_sequence<int, kPanel>>;
 
 template <typename Rows> struct Pairs;
 template <int... R> struct Pairs<std::integer_sequence<int, R...>> {

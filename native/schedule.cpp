@@ -59,7 +59,7 @@ Step::Step(std::vector<int32_t> blocks, const std::vector<int64_t>& table_length
       shared = std::min<int64_t>((mine - member.blocks) * block_size, limit);
     }
     members_.push_back(member);
-    shared_.push_back(shared - shared % kTile);
+    shared_.push_back(shared - shared % kShared);
   }
 }
 

@@ -57,7 +57,7 @@ class Step {
 
   std::vector<int32_t> blocks_;
   std::vector<Member> members_;
-  // Tokens, whole tiles, that a member shares with the one before it.
+  // Tokens, a multiple of kShared, that a member shares with the one before it.
   std::vector<int64_t> shared_;
   std::vector<Schedule> schedules_;
   int64_t num_rows_ = 0, largest_block_ = -1;

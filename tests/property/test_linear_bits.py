@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ if not HAS_KERNELS:
     pytest.skip("the kernels were not built", allow_module_level=True)
 
 from prefold.engine import _kernels
-from support.kernels import FUSED, needs_two_widths
+from support.kernels import AMX, FUSED, KERNELS, needs_two_widths
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MOST_ROWS = 300
@@ -67,6 +68,42 @@ def naive(
         chunk = steps[0]
         for step in steps[1:]:
             chunk = chunk + step
+        total = chunk if first == 0 else total + chunk
+    result = torch.from_numpy(total)
+    return result if bias is None else result + bias
+
+
+#: Which piece of a row is multiplied with which one of the weights, in this order.
+PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+
+
+def pieces(numbers: torch.Tensor) -> list[npt.NDArray[np.float32]]:
+    """Split float32 into three bfloat16 that add up to it, as float32."""
+    upper = np.uint32(0xFFFF0000)
+    whole = numbers.float().numpy()
+    first = (whole.view(np.uint32) & upper).view(np.float32)
+    rest = whole - first
+    second = ((rest.view(np.uint32) + np.uint32(0x8000)) & upper).view(np.float32)
+    return [first, second, rest - second]
+
+
+def naive_pieces(
+    weight: torch.Tensor, bias: torch.Tensor | None, row: torch.Tensor
+) -> torch.Tensor:
+    """Add products of pieces, steps of 32 and chunks of 768, as AMX rounds."""
+    inputs, padding = weight.shape[1], -weight.shape[1] % 32
+    rows = [np.pad(piece, (0, padding)) for piece in pieces(row)]
+    weights = [np.pad(piece, ((0, 0), (0, padding))) for piece in pieces(weight)]
+    total = np.zeros(len(weight), np.float32)
+    for first in range(0, inputs, 768):
+        chunk = np.zeros(len(weight), np.float32)
+        for start in range(first, min(first + 768, inputs), 32):
+            step = slice(start, start + 32)
+            for i, j in PRODUCTS:
+                # A product of two bfloat16 is exact.
+                exact = (weights[j][:, step] * rows[i][step]).reshape(-1, 2, 16)
+                halves = np.add.accumulate(exact, axis=2)[:, :, -1]
+                chunk += halves[:, 0] + halves[:, 1]
         total = chunk if first == 0 else total + chunk
     result = torch.from_numpy(total)
     return result if bias is None else result + bias
@@ -149,6 +186,51 @@ def test_the_portable_kernel_adds_in_the_order_that_is_promised(case: Case) -> N
     row = case.rows.float()
     found = multiply(panels, row, len(case.weight), 1)
     assert torch.equal(found[0], naive(case.weight, case.bias, row[0]))
+
+
+@pytest.mark.skipif(AMX not in KERNELS, reason="the processor multiplies no matrices")
+@given(case=cases(most_outputs=40, most_rows=1), is_long=st.booleans())
+def test_pieces_are_added_in_the_order_that_is_promised(case: Case, is_long: bool) -> None:
+    if is_long:
+        generator = torch.Generator().manual_seed(len(case.weight))
+        case = Case(
+            weight=torch.randn(len(case.weight), 1000, generator=generator),
+            bias=case.bias,
+            rows=torch.randn(1, 1000, generator=generator),
+        )
+    panels = open_panels(case.weight, case.bias, AMX)
+    row = case.rows.float()
+    found = multiply(panels, row, len(case.weight), 1)
+    assert torch.equal(found[0], naive_pieces(case.weight, case.bias, row[0]))
+
+
+def test_pieces_lose_nothing() -> None:
+    numbers = torch.randn(10_000) * 2.0 ** torch.randint(-60, 60, (10_000,))
+    split = pieces(numbers)
+    assert all(
+        torch.equal(torch.from_numpy(p), torch.from_numpy(p).bfloat16().float())
+        for p in split
+    )
+    assert np.array_equal(split[0] + (split[1] + split[2]), numbers.numpy())
+
+
+@pytest.mark.parametrize("kernel", _kernels.kernel_names())
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tiny_numbers_change_no_others(kernel: str, is_first: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(40, 96, generator=generator)
+    rows = torch.randn(5, 96, generator=generator)
+    tiny = 2.0 ** -torch.randint(100, 127, (5, 96), generator=generator)
+    # In each step of 32, one half.
+    is_tiny = (torch.arange(96) % 32 < 16) == is_first
+    rows, expected = torch.where(is_tiny, rows * tiny, rows), rows * ~is_tiny
+    for left, right in ((rows, weight), (torch.cat([rows] * 8), weight[:5])):
+        found = multiply(open_panels(right, None, kernel), left, len(right), 1)
+        exact = expected.repeat(len(left) // 5, 1).double() @ right.double().t()
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
+    found = multiply(open_panels(rows, None, kernel), weight, len(rows), 1)
+    exact = weight.double() @ expected.double().t()
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernel", _kernels.kernel_names())

@@ -71,6 +71,20 @@ def test_agrees_with_a_naive_softmax_and_the_reference(case: Heads, kernel: str)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("size", [12, 64])
+def test_weights_that_are_next_to_nothing_change_no_others(kernel: str, size: int) -> None:
+    # Scores far apart make weights down to the smallest numbers there are.
+    heads = Heads(
+        num_heads=6, num_kv_heads=2, key_size=size, value_size=size, scaling=24 / size
+    )
+    prompt = make_prompt(heads, 300)
+    [got] = Pool(heads, [prompt], way=Way(kernel=kernel)).run([(0, 0, 300)])
+    expected = attend_naively(heads, prompt)
+    # An error of a score's last bit counts for more, the larger the score.
+    assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_capped_score_is_as_exact_as_float32_allows(kernel: str) -> None:
     # Two keys, one of which scores 0: the logarithm of the weights' ratio is the other's
     # score. Averages over many keys would hide a wrong digit of tanh.

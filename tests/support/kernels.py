@@ -16,8 +16,11 @@ if HAS_KERNELS:
 else:
     KERNELS = []
 
+#: The kernel that splits numbers into pieces.
+AMX = "amx"
+
 #: Kernels that fuse multiplications, whose bits are the same whatever their vectors' width.
-FUSED = [kernel for kernel in KERNELS if kernel != "portable"]
+FUSED = [kernel for kernel in KERNELS if kernel not in ("portable", AMX)]
 needs_two_widths = pytest.mark.skipif(
     len(FUSED) < 2, reason="the processor has vectors of one width"
 )

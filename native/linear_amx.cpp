@@ -1,0 +1,331 @@
+// The packed linear layer for x86-64 processors with AMX.
+//
+// Equal bits for a row, whatever is computed with it: an output is summed over the steps of a
+// chunk in order, each of them as `add_step` says, over the chunks in order, and then the bias
+// is added.
+// Weights are split a few steps before they are multiplied, by instructions that run beside
+// those of the unit.
+#define PREFOLD_AVX512
+#define PREFOLD_ISA prefold_linear_amx
+#include "linear.h"
+#include "pieces.inl"
+
+namespace PREFOLD_ISA {
+
+using namespace prefold;
+
+static_assert(kPanelOutputs == kTileColumns, "a panel is as wide as a tile");
+
+// Steps of a chunk, cut at multiples from the first input. Part of the numerics.
+constexpr int64_t kChunkSteps = 24;
+
+// Tiles of rows of a block, and panels whose sums are kept from chunk to chunk.
+constexpr int64_t kMostTiles = 8, kMostPanels = 64;
+constexpr int64_t kGroupPanels = 2;
+
+// Steps that are split ahead, while earlier ones are multiplied; and steps that all rows of more
+// than two tiles are multiplied with before the next ones are.
+constexpr int64_t kLead = 1, kHeldSteps = 3;
+constexpr int64_t kRing = kHeldSteps + kLead;
+
+// From the step that is split to the one whose weights are fetched.
+constexpr int64_t kAhead = 2;
+
+// As floats.
+constexpr int64_t kSplitRows = kMostTiles * kChunkSteps * kPiecesNumbers / 2;
+constexpr int64_t kSplitWeights = kRing * kGroupPanels * kPiecesNumbers / 2;
+constexpr int64_t kPanelSums = kMostTiles * kTileNumbers;
+constexpr int64_t kChunkSums = kGroupPanels * kPanelSums;
+constexpr int64_t kTotals = kMostPanels * kPanelSums;
+static_assert(kSplitRows + kSplitWeights + kChunkSums + kTotals <= kLinearScratchNumbers,
+              "scratch memory holds a block");
+
+// How a panel's numbers lie in memory.
+template <typename Word> struct Stored;
+template <> struct Stored<float> {
+  static constexpr int64_t words = kPanelOutputs;  // of one input
+  static constexpr int pieces = kPieces;
+  static Wide load(const float* from) { return load_wide(from); }
+};
+// Two bfloat16 in 32 bits, the first in the lower half.
+template <> struct Stored<uint32_t> {
+  static constexpr int64_t words = kPanelOutputs / 2;
+  static constexpr int pieces = 1;
+  static Wide load(const uint32_t* from) {
+    Ints bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return join(as_floats(bits << 16), as_floats(bits & int32_t(0xffff0000u)));
+  }
+};
+
+// Splits a pair of inputs of a panel; behind the last one they are zeros.
+template <typename Word>
+PREFOLD_INLINE void split_pair(const Word* from, int64_t num_inputs, int64_t pair,
+                               uint16_t* to) {
+  const auto input = [&](int64_t number) __attribute__((always_inline)) {
+    return number < num_inputs ? Stored<Word>::load(from + number * Stored<Word>::words)
+                               : Wide{};
+  };
+  store_pairs<Stored<Word>::pieces>(input(pair), input(kDepth / 2 + pair),
+                                    to + pair * kDepth);
+}
+
+// A step of two panels that is split, and one that is fetched meanwhile.
+template <typename Word> struct Next {
+  Pair<const Word> words, ahead;
+  Pair<uint16_t> to;
+  int64_t num_inputs;
+};
+
+template <typename Word>
+PREFOLD_INLINE void fetch_pair(const Word* from) {
+  constexpr int64_t kLine = 64 / sizeof(Word);
+  // To the second cache: the first one is full of what is multiplied.
+  for (int64_t i = 0; i < 2 * Stored<Word>::words; i += kLine) {
+    __builtin_prefetch(from + i, 0, 2);
+  }
+}
+
+template <typename Word> static void split_step(const Next<Word>& next) {
+  for (int64_t pair = 0; pair < kDepth / 2; ++pair) {
+    split_pair(next.words.one, next.num_inputs, pair, next.to.one);
+    split_pair(next.words.other, next.num_inputs, pair, next.to.other);
+  }
+}
+
+// Adds a step's products, and splits a later step between them.
+template <int R, int P, typename Word>
+__attribute__((noinline)) static void add_and_split(TiledRows rows,
+                                                    Pair<const uint16_t> columns,
+                                                    const Next<Word>& given) {
+  constexpr int kTimes = times_of(Stored<Word>::pieces), kPairs = kDepth / 2;
+  const Next<Word> next = given;
+  add_step<R, P, Stored<Word>::pieces>(rows, columns, [&](auto time) __attribute__((always_inline)) {
+    constexpr int kTime = decltype(time)::value;
+    constexpr int kFirst = kPairs * kTime / kTimes, kEnd = kPairs * (kTime + 1) / kTimes;
+#pragma GCC unroll 16
+    for (int64_t pair = kFirst; pair < kEnd; ++pair) {
+      const int64_t at = 2 * pair * Stored<Word>::words;
+      fetch_pair(next.ahead.one + at);
+      split_pair(next.words.one, kDepth, pair, next.to.one);
+      fetch_pair(next.ahead.other + at);
+      split_pair(next.words.other, kDepth, pair, next.to.other);
+    }
+  });
+}
+
+template <int R, int P, int kColumnPieces>
+__attribute__((noinline)) static void add_only(TiledRows rows,
+                                               Pair<const uint16_t> columns) {
+  add_step<R, P, kColumnPieces>(rows, columns, [](auto) {});
+}
+
+// Up to kMostTiles tiles of rows, all of as many rows; the last one may have more than the
+// block, whose results nobody asks for.
+template <typename Word> class Block {
+ public:
+  Block(const Product& product, Range rows, float* scratch)
+      : product_(product),
+        rows_(rows),
+        num_tiles_((rows.end - rows.first + kTileRows - 1) / kTileRows),
+        tile_rows_((rows.end - rows.first + num_tiles_ - 1) / num_tiles_),
+        num_steps_((product.weights.inputs + kDepth - 1) / kDepth),
+        held_steps_(num_tiles_ > 2 ? kHeldSteps : kChunkSteps),
+        ring_(num_tiles_ > 2 ? kRing : kLead + 1),
+        sums_(scratch),
+        totals_(sums_ + kChunkSums),
+        weights_(reinterpret_cast<uint16_t*>(totals_ + kTotals)),
+        split_rows_(weights_ + 2 * kSplitWeights) {}
+
+  void run(Range panels) const {
+    const TilesInUse tiles{int(tile_rows_)};
+    for (int64_t first = panels.first; first < panels.end; first += kMostPanels) {
+      const int64_t left = panels.end - first;
+      const Range own{first, first + (left < kMostPanels ? left : kMostPanels)};
+      for (int64_t step = 0; step < num_steps_; step += kChunkSteps) {
+        const int64_t rest = num_steps_ - step;
+        const Range steps{step, step + (rest < kChunkSteps ? rest : kChunkSteps)};
+        if (num_steps_ > kChunkSteps || first == panels.first) split_rows(steps);
+        add_chunk(own, steps);
+      }
+    }
+  }
+
+ private:
+  // A step of a group of panels.
+  struct Place {
+    int64_t panel, step;
+  };
+
+  int64_t inputs_from(int64_t step) const {
+    return product_.weights.inputs - step * kDepth;
+  }
+
+  static Place later(Place place, int64_t count, Range steps) {
+    place.step += count;
+    while (place.step >= steps.end) {
+      place.step -= steps.end - steps.first;
+      place.panel += kGroupPanels;
+    }
+    return place;
+  }
+
+  // Where a step's words are; instead of those of a panel that there is not, others.
+  Pair<const Word> words(Place place, Range panels) const {
+    const Word* all = static_cast<const Word*>(product_.weights.panels);
+    const int64_t inputs = product_.weights.inputs;
+    const Word* one = all + (place.panel * inputs + place.step * kDepth) * Stored<Word>::words;
+    const bool is_alone = place.panel + 1 == panels.end;
+    return {one, is_alone ? one : one + inputs * Stored<Word>::words};
+  }
+
+  // Where step number `count` of a chunk is split to.
+  Pair<uint16_t> held(int64_t count) const {
+    uint16_t* one = weights_ + count % ring_ * kGroupPanels * kPiecesNumbers;
+    return {one, one + kPiecesNumbers};
+  }
+
+  uint16_t* tile_of_rows(int64_t tile, int64_t step) const {
+    return split_rows_ + (tile * kChunkSteps + step) * kPiecesNumbers;
+  }
+
+  void split_rows(Range steps) const {
+    const int64_t inputs = product_.weights.inputs;
+    for (int64_t row = rows_.first; row < rows_.end; ++row) {
+      const int64_t index = row - rows_.first;
+      const float* from = product_.rows + row * inputs;
+      uint16_t* to = tile_of_rows(index / tile_rows_, 0) + index % tile_rows_ * kDepth;
+      for (int64_t step = steps.first; step < steps.end; ++step, to += kPiecesNumbers) {
+        store_row(from + step * kDepth, inputs_from(step), to);
+      }
+    }
+  }
+
+  // A chunk of the inputs for group after group of panels.
+  void add_chunk(Range panels, Range steps) const {
+    Place place{panels.first, steps.first};
+    for (int64_t i = 0; i < kLead; ++i) {
+      const Place next = later(place, i, steps);
+      if (next.panel >= panels.end) continue;
+      split_step<Word>({words(next, panels), {}, held(i), inputs_from(next.step)});
+    }
+    for (int64_t done = 0; place.panel < panels.end;) {
+      const int64_t left = steps.end - place.step;
+      const int64_t count = left < held_steps_ ? left : held_steps_;
+      const bool is_alone = place.panel + 1 == panels.end;
+      for (int64_t tile = 0; tile < num_tiles_; tile += 2) {
+        const Held own{panels, steps, place, tile, done, count};
+        const bool is_last = tile + 1 == num_tiles_;
+        if (is_last) is_alone ? add<1, 1>(own) : add<1, 2>(own);
+        else is_alone ? add<2, 1>(own) : add<2, 2>(own);
+      }
+      if (place.step + count == steps.end) {
+        finish(panels, steps, place.panel, sums_);
+        if (!is_alone) finish(panels, steps, place.panel + 1, sums_ + kPanelSums);
+      }
+      done += count;
+      place = later(place, count, steps);
+    }
+  }
+
+  // Some steps of a group of panels that one or two tiles of rows are multiplied with.
+  struct Held {
+    Range panels, steps;
+    Place place;
+    int64_t tile, done, count;
+  };
+
+  template <int R, int P> void add(const Held& own) const {
+    constexpr int kColumnPieces = Stored<Word>::pieces;
+    float* const first = sums_ + own.tile * kTileNumbers;
+    const Sums to{first, first + (R - 1) * kTileNumbers, kTileNumbers, kPanelSums,
+                  kTileColumns};
+    if (own.place.step == own.steps.first) clear_sums<R, P>();
+    else load_sums<R, P>(to);
+    for (int64_t i = 0; i < own.count; ++i) {
+      const int64_t step = own.place.step + i - own.steps.first;
+      const TiledRows rows{tile_of_rows(own.tile, step), kChunkSteps * kPiecesNumbers};
+      const Pair<uint16_t> both = held(own.done + i);
+      const Pair<const uint16_t> columns{both.one, both.other};
+      const Place next = later(own.place, i + kLead, own.steps);
+      if (own.tile > 0 || next.panel >= own.panels.end) {
+        add_only<R, P, kColumnPieces>(rows, columns);
+        continue;
+      }
+      const Place far = later(next, kAhead, own.steps);
+      const Pair<const Word> from = words(next, own.panels);
+      const Next<Word> work{from, far.panel < own.panels.end ? words(far, own.panels) : from,
+                            held(own.done + i + kLead), inputs_from(next.step)};
+      if (work.num_inputs >= kDepth) {
+        add_and_split<R, P>(rows, columns, work);
+      } else {
+        add_only<R, P, kColumnPieces>(rows, columns);
+        split_step(work);
+      }
+    }
+    store_sums<R, P>(to);
+  }
+
+  // Adds a panel's sums over a chunk to those of the chunks before it; writes the last ones.
+  void finish(Range panels, Range steps, int64_t panel, const float* sums) const {
+    const int64_t outputs = product_.weights.outputs, first = panel * kPanelOutputs;
+    const int64_t left = outputs - first, count = left < kPanelOutputs ? left : kPanelOutputs;
+    float* const totals = totals_ + (panel - panels.first) * kPanelSums;
+    for (int64_t row = rows_.first; row < rows_.end; ++row) {
+      const int64_t index = row - rows_.first;
+      const int64_t at =
+          index / tile_rows_ * kTileNumbers + index % tile_rows_ * kTileColumns;
+      Wide sum = load_wide(sums + at);
+      if (steps.first > 0) sum = load_wide(totals + at) + sum;
+      if (steps.end < num_steps_) {
+        store(totals + at, sum);
+        continue;
+      }
+      if (product_.bias != nullptr) sum = sum + load_wide(product_.bias + first);
+      const int64_t to = row * outputs + first;
+      if (product_.out_element == Element::float32) {
+        std::memcpy(static_cast<float*>(product_.out) + to, &sum, count * sizeof(float));
+      } else {
+        uint16_t* narrow = static_cast<uint16_t*>(product_.out) + to;
+        for (int64_t i = 0; i < count; ++i) narrow[i] = float_to_bfloat(sum[i]);
+      }
+    }
+  }
+
+  const Product& product_;
+  const Range rows_;
+  const int64_t num_tiles_, tile_rows_, num_steps_;
+  // Steps that are split at once, and places for them; two tiles of rows take each step once.
+  const int64_t held_steps_, ring_;
+  float* const sums_;
+  float* const totals_;
+  uint16_t* const weights_;
+  uint16_t* const split_rows_;
+};
+
+template <typename Word>
+static void multiply_words(const Product& product, Range rows, Range panels,
+                           float* scratch) {
+  constexpr int64_t kMostRows = kMostTiles * kTileRows;
+  const int64_t num_rows = rows.end - rows.first;
+  const int64_t num_blocks = (num_rows + kMostRows - 1) / kMostRows;
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const Range own{rows.first + num_rows * i / num_blocks,
+                    rows.first + num_rows * (i + 1) / num_blocks};
+    Block<Word>(product, own, scratch).run(panels);
+  }
+}
+
+static void multiply(const Product& product, Range rows, Range panels, float* scratch) {
+  if (product.weights.element == Element::float32) {
+    multiply_words<float>(product, rows, panels, scratch);
+  } else {
+    multiply_words<uint32_t>(product, rows, panels, scratch);
+  }
+}
+
+}  // namespace PREFOLD_ISA
+
+namespace prefold {
+const LinearKernel kAmxLinear = {"amx", prefold_linear_amx::multiply};
+}

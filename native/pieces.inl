@@ -1,0 +1,226 @@
+// Products of float32 matrices on a unit that multiplies bfloat16 and adds as float32.
+//
+// A number is the sum of three bfloat16, of its leading, middle and last bits. Of the nine
+// products of two numbers' pieces the six largest are added, the small ones first; what is
+// left out is about as small as a rounding of float32 (Henry, Tang & Heinecke 2019). Sums of
+// a row do not depend on the other rows of a tile.
+#pragma once
+
+#include <immintrin.h>
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace PREFOLD_ISA {
+
+constexpr int kPieces = 3;
+constexpr int kTileRows = 16, kTileColumns = 16;
+// Numbers along the axis that is summed, of one instruction.
+constexpr int kDepth = 32;
+constexpr int64_t kPieceNumbers = int64_t(kTileRows) * kDepth;
+// A tile's pieces one after the other.
+constexpr int64_t kPiecesNumbers = kPieces * kPieceNumbers;
+constexpr int64_t kTileNumbers = int64_t(kTileRows) * kTileColumns;
+
+struct Pieces {
+  WideInts of[kPieces];
+};
+
+// Exact, unless the last bits are below the smallest normal number: the first piece takes eight
+// bits of 24, the second, rounded, eight of the others.
+PREFOLD_INLINE Pieces split(Wide value) {
+  constexpr int32_t kUpper = int32_t(0xffff0000u);
+  const WideInts first = as_ints(value) & kUpper;
+  const Wide rest = value - as_floats(first);
+  const WideInts second = (as_ints(rest) + 0x8000) & kUpper;
+  return {first, second, as_ints(rest - as_floats(second))};
+}
+
+// A step's numbers as the unit takes them, in pairs along the summed axis: number i and number
+// kDepth / 2 + i. Pieces of the smallest numbers may have bits below those of a bfloat16, which
+// must not become the other number's.
+PREFOLD_INLINE WideInts paired(WideInts one, WideInts other) {
+  typedef uint32_t Bits __attribute__((vector_size(64)));
+  return WideInts(Bits(one) >> 16) | (other & int32_t(0xffff0000u));
+}
+
+// Stores pairs, in the first pieces of a tile.
+template <int kCount, int64_t kPiece = kPieceNumbers>
+PREFOLD_INLINE void store_pairs(Wide one, Wide other, uint16_t* to) {
+  const Pieces first = split(one), second = split(other);
+#pragma GCC unroll 3
+  for (int i = 0; i < kCount; ++i) {
+    const WideInts both = paired(first.of[i], second.of[i]);
+    std::memcpy(to + i * kPiece, &both, sizeof both);
+  }
+}
+
+// Stores numbers of a row that has `count` of them; behind the last one there are zeros.
+template <int64_t kRowPiece = kPieceNumbers>
+PREFOLD_INLINE void store_row(const float* from, int64_t count, uint16_t* to) {
+  float numbers[kDepth];
+  if (count < kDepth) {
+    std::memset(numbers, 0, sizeof numbers);
+    std::memcpy(numbers, from, count * sizeof(float));
+    from = numbers;
+  }
+  store_pairs<kPieces, kRowPiece>(load_wide(from), load_wide(from + kWide), to);
+}
+
+// The intrinsics below say nothing of the memory that they read and write.
+PREFOLD_INLINE void settle_memory() { asm volatile("" ::: "memory"); }
+
+// Tiles of R rows of tiles by P columns of tiles: two by two at most, or three by one. Sums are
+// in tiles 0 to 3, rows in 4 and 5, or from 3 to 5, and columns in 6 and 7.
+class TilesInUse {
+ public:
+  // Tiles of sums and of rows have `rows` rows.
+  explicit TilesInUse(int rows) {
+    struct {
+      uint8_t palette = 1, start_row = 0, unused[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.bytes[tile] = 64;
+      config.rows[tile] = uint8_t(tile < 6 ? rows : kTileRows);
+    }
+    settle_memory();
+    _tile_loadconfig(&config);
+  }
+  ~TilesInUse() { _tile_release(); }
+  TilesInUse(const TilesInUse&) = delete;
+  TilesInUse& operator=(const TilesInUse&) = delete;
+};
+
+// Where tiles of two rows or columns of tiles are; the second is not looked at if there is
+// only one.
+template <typename Number> struct Pair {
+  Number *one, *other;
+};
+
+template <int R, int P> PREFOLD_INLINE void clear_sums() {
+  settle_memory();
+  _tile_zero(0);
+  if constexpr (P > 1 || R > 2) _tile_zero(1);
+  if constexpr (R > 1) _tile_zero(2);
+  if constexpr (R > 1 && P > 1) _tile_zero(3);
+}
+
+// Tiles of sums: the first one, from there to those of the next row and of the next column of
+// tiles, and from one row of a tile to the next, in numbers. The last row of tiles may be
+// elsewhere.
+struct Sums {
+  float *first, *last;
+  int64_t next_row, next_column, stride;
+};
+
+template <int R, int P> PREFOLD_INLINE void load_sums(const Sums& sums) {
+  const int64_t bytes = sums.stride * 4;
+  settle_memory();
+  if constexpr (R == 1) {
+    _tile_loadd(0, sums.last, bytes);
+    if constexpr (P > 1) _tile_loadd(1, sums.last + sums.next_column, bytes);
+  } else if constexpr (R == 2) {
+    _tile_loadd(0, sums.first, bytes);
+    if constexpr (P > 1) _tile_loadd(1, sums.first + sums.next_column, bytes);
+    _tile_loadd(2, sums.last, bytes);
+    if constexpr (P > 1) _tile_loadd(3, sums.last + sums.next_column, bytes);
+  } else {
+    _tile_loadd(0, sums.first, bytes);
+    _tile_loadd(1, sums.first + sums.next_row, bytes);
+    _tile_loadd(2, sums.last, bytes);
+  }
+}
+
+template <int R, int P> PREFOLD_INLINE void store_sums(const Sums& sums) {
+  const int64_t bytes = sums.stride * 4;
+  if constexpr (R == 1) {
+    _tile_stored(0, sums.last, bytes);
+    if constexpr (P > 1) _tile_stored(1, sums.last + sums.next_column, bytes);
+  } else if constexpr (R == 2) {
+    _tile_stored(0, sums.first, bytes);
+    if constexpr (P > 1) _tile_stored(1, sums.first + sums.next_column, bytes);
+    _tile_stored(2, sums.last, bytes);
+    if constexpr (P > 1) _tile_stored(3, sums.last + sums.next_column, bytes);
+  } else {
+    _tile_stored(0, sums.first, bytes);
+    _tile_stored(1, sums.first + sums.next_row, bytes);
+    _tile_stored(2, sums.last, bytes);
+  }
+  settle_memory();
+}
+
+template <int kTime> using Time = std::integral_constant<int, kTime>;
+
+// How often a step multiplies tiles of rows by tiles of columns.
+constexpr int times_of(int column_pieces) { return column_pieces == kPieces ? 6 : 3; }
+
+// Pieces of the first tile of rows; the next tile stands `next` numbers further.
+struct TiledRows {
+  const uint16_t* first;
+  int64_t next;
+};
+
+// Adds products of kDepth numbers to the sums; calls between(i) before each multiplication.
+// From one piece of the rows to the next there are kRowPiece numbers.
+template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
+          typename Between>
+PREFOLD_INLINE void add_step(TiledRows rows, Pair<const uint16_t> columns, Between between) {
+  static_assert(R <= 2 ? P <= 2 : R == 3 && P == 1, "there are eight tiles");
+  const auto load_rows = [&](int piece) __attribute__((always_inline)) {
+    const uint16_t* from = rows.first + piece * kRowPiece;
+    if constexpr (R < 3) {
+      _tile_loadd(4, from, 64);
+      if constexpr (R > 1) _tile_loadd(5, from + rows.next, 64);
+    } else {
+      _tile_loadd(3, from, 64);
+      _tile_loadd(4, from + rows.next, 64);
+      _tile_loadd(5, from + 2 * rows.next, 64);
+    }
+  };
+  const auto load_columns = [&](int piece) __attribute__((always_inline)) {
+    _tile_loadd(6, columns.one + piece * kPieceNumbers, 64);
+    if constexpr (P > 1) _tile_loadd(7, columns.other + piece * kPieceNumbers, 64);
+  };
+  const auto multiply = [&](auto time) __attribute__((always_inline)) {
+    between(time);
+    if constexpr (R < 3) {
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (P > 1) _tile_dpbf16ps(1, 4, 7);
+      if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);
+      if constexpr (R > 1 && P > 1) _tile_dpbf16ps(3, 5, 7);
+    } else {
+      _tile_dpbf16ps(0, 3, 6);
+      _tile_dpbf16ps(1, 4, 6);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+  };
+  if constexpr (kColumnPieces == kPieces) {
+    load_rows(0);
+    load_columns(2);
+    multiply(Time<0>{});
+    load_columns(1);
+    multiply(Time<1>{});
+    load_rows(1);
+    multiply(Time<2>{});
+    load_columns(0);
+    multiply(Time<3>{});
+    load_rows(2);
+    multiply(Time<4>{});
+    load_rows(0);
+    multiply(Time<5>{});
+  } else {
+    // As above without what a column's other pieces, being zero, would add.
+    load_rows(1);
+    load_columns(0);
+    multiply(Time<0>{});
+    load_rows(2);
+    multiply(Time<1>{});
+    load_rows(0);
+    multiply(Time<2>{});
+  }
+}
+
+}  // namespace PREFOLD_ISA
