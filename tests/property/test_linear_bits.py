@@ -190,7 +190,9 @@ def test_the_portable_kernel_adds_in_the_order_that_is_promised(case: Case) -> N
 
 @pytest.mark.skipif(AMX not in KERNELS, reason="the processor multiplies no matrices")
 @given(case=cases(most_outputs=40, most_rows=1), is_long=st.booleans())
-def test_pieces_are_added_in_the_order_that_is_promised(case: Case, is_long: bool) -> None:
+def test_pieces_are_added_in_the_order_that_is_promised(
+    *, case: Case, is_long: bool
+) -> None:
     if is_long:
         generator = torch.Generator().manual_seed(len(case.weight))
         case = Case(
@@ -216,7 +218,7 @@ def test_pieces_lose_nothing() -> None:
 
 @pytest.mark.parametrize("kernel", _kernels.kernel_names())
 @pytest.mark.parametrize("is_first", [True, False])
-def test_tiny_numbers_change_no_others(kernel: str, is_first: bool) -> None:
+def test_tiny_numbers_change_no_others(kernel: str, *, is_first: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(40, 96, generator=generator)
     rows = torch.randn(5, 96, generator=generator)

@@ -71,26 +71,39 @@ class PanelWeight(torch.Tensor):
         )
 
 
+#: Of states that are multiplied by panels, perhaps as float32.
+_MULTIPLIED_DTYPES = (*PACKABLE_DTYPES, torch.float16)
+
 #: Of a tensor to another type; with the type as their only argument, or without any.
 _CONVERSIONS = (torch.Tensor.type, torch.Tensor.to, torch.Tensor.float)
 
 
 def pack_routers(model: nn.Module, maker: PanelMaker) -> int:
-    """Let a model's routers multiply by panels, in place; return how many there are."""
+    """Let a model's routers multiply by panels, in place; return how many there are.
+
+    Those of float16 get panels of float32, which hold the same numbers. A router has few
+    outputs, for which torch's products of float16 depend on how many rows there are.
+    """
     found = [module for module in model.modules() if _is_router(module)]
     for module in found:
         weight = module.get_parameter("weight")
-        layer = PackedLinear(maker, maker.pack(weight), len(weight), None)
+        layer = PackedLinear(maker, maker.pack(_packable(weight)), len(weight), None)
         # The panels stand for the weights in the model's state.
         module.register_module("packed", layer)
-        show_panels(module, layer)
+        show_panels(module, layer, weight.dtype)
     return len(found)
 
 
-def show_panels(module: nn.Module, layer: PackedLinear) -> None:
+def show_panels(
+    module: nn.Module, layer: PackedLinear, dtype: torch.dtype | None = None
+) -> None:
     """Let a module's weights be those of a layer, in place of its parameter."""
     del module.weight
-    module.weight = PanelWeight.of(layer)
+    module.weight = PanelWeight.of(layer, dtype)
+
+
+def _packable(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.detach().float() if numbers.dtype is torch.float16 else numbers
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -99,7 +112,7 @@ def _is_router(module: nn.Module) -> bool:
         type(module).__name__.endswith("Router")
         and weight is not None
         and weight.ndim == 2
-        and obstacle_in(weight) is None
+        and obstacle_in(_packable(weight)) is None
         and not has_hooks(module)
     )
 
@@ -126,8 +139,8 @@ def _unpacked(argument: Any) -> Any:
 def _multiply(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if isinstance(weight, PanelWeight) and states.dtype in PACKABLE_DTYPES:
-        result: torch.Tensor = weight.layer(states)
+    if isinstance(weight, PanelWeight) and states.dtype in _MULTIPLIED_DTYPES:
+        result: torch.Tensor = weight.layer(_packable(states)).to(states.dtype)
         return result if bias is None else result + bias
     return nn.functional.linear(*map(_unpacked, (states, weight, bias)))
 

@@ -51,7 +51,8 @@ def replace_layers(model: PreTrainedModel) -> None:
     """
     if model.device.type != "cpu":
         return
-    is_packed = wants_panels(model.device) and model.dtype in PACKABLE_DTYPES
+    has_panels = wants_panels(model.device)
+    is_packed = has_panels and model.dtype in PACKABLE_DTYPES
     replace_activations(model, is_native=is_packed)
     if is_packed:
         maker = PanelMaker(Slabs())
@@ -61,6 +62,8 @@ def replace_layers(model: PreTrainedModel) -> None:
         replace_norms(model)
         fuse(model)
     else:
+        if has_panels:
+            pack_routers(model, PanelMaker(Slabs()))
         replace_linears(model)
 
 

@@ -90,6 +90,29 @@ def test_a_router_multiplies_by_panels() -> None:
     assert all(torch.equal(router(states[i : i + 1])[0][0], found[0][i]) for i in range(33))
 
 
+@torch.inference_mode()
+def test_a_router_of_float16_has_the_same_bits_for_every_number_of_rows() -> None:
+    config = AutoConfig.for_model("mixtral", **_SIZES)
+    torch.manual_seed(0)
+    # transformers leaves this call without annotations.
+    made: Any = AutoModelForCausalLM
+    model: nn.Module = made.from_config(config, dtype=torch.float16)
+    [router] = [m for m in model.modules() if type(m).__name__.endswith("Router")]
+    nn.init.normal_(router.get_parameter("weight"))
+    weight = router.get_parameter("weight").detach().clone()
+    assert pack_routers(model, PanelMaker()) == 1
+    assert router.weight.dtype is torch.float16
+    assert torch.equal(router.weight + 0, weight)
+
+    states = torch.randn(300, 20).half()
+    together = nn.functional.linear(states, router.weight)
+    assert together.dtype is torch.float16
+    torch.testing.assert_close(together, (states.float() @ weight.float().t()).half())
+    for count in (1, 16, 48):
+        parts = [nn.functional.linear(part, router.weight) for part in states.split(count)]
+        assert torch.equal(torch.cat(parts), together)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_router_that_weighs_in_float32_multiplies_by_panels_too(
     dtype: torch.dtype,
