@@ -109,7 +109,9 @@ def test_a_router_of_float16_has_the_same_bits_for_every_number_of_rows() -> Non
     assert together.dtype is torch.float16
     torch.testing.assert_close(together, (states.float() @ weight.float().t()).half())
     for count in (1, 16, 48):
-        parts = [nn.functional.linear(part, router.weight) for part in states.split(count)]
+        parts = [
+            nn.functional.linear(part, router.weight) for part in torch.split(states, count)
+        ]
         assert torch.equal(torch.cat(parts), together)
 
 
