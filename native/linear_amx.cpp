@@ -2,7 +2,7 @@
 //
 // Equal bits for a row, whatever is computed with it: an output is summed over the steps of a
 // chunk in order, each of them as `add_step` says, over the chunks in order, and then the bias
-// is added.
+// is added. Short sums lose less, above all where one product outweighs the others.
 // Weights are split a few steps before they are multiplied, by instructions that run beside
 // those of the unit.
 #define PREFOLD_AVX512
@@ -16,23 +16,27 @@ using namespace prefold;
 
 static_assert(kPanelOutputs == kTileColumns, "a panel is as wide as a tile");
 
-// Steps of a chunk, cut at multiples from the first input. Part of the numerics.
-constexpr int64_t kChunkSteps = 24;
+constexpr int64_t kChunkSteps = kInputChunk / kDepth;
+static_assert(kInputChunk % kDepth == 0, "a step is of one chunk");
 
-// Tiles of rows of a block, and panels whose sums are kept from chunk to chunk.
+// Steps whose rows are split at once.
+constexpr int64_t kMostSteps = 24;
+static_assert(kMostSteps % kChunkSteps == 0, "a chunk is split at once");
+
+// Tiles of rows of a block, and panels whose sums are kept until the next rows are split.
 constexpr int64_t kMostTiles = 8, kMostPanels = 64;
 constexpr int64_t kGroupPanels = 2;
 
-// Steps that are split ahead, while earlier ones are multiplied; and steps that all rows of more
-// than two tiles are multiplied with before the next ones are.
-constexpr int64_t kLead = 1, kHeldSteps = 3;
-constexpr int64_t kRing = kHeldSteps + kLead;
+// Steps that are split ahead, while earlier ones are multiplied. All rows of more than two tiles
+// are multiplied with a chunk before the next one is split.
+constexpr int64_t kLead = 1;
+constexpr int64_t kRing = kChunkSteps + kLead;
 
 // From the step that is split to the one whose weights are fetched.
 constexpr int64_t kAhead = 2;
 
 // As floats.
-constexpr int64_t kSplitRows = kMostTiles * kChunkSteps * kPiecesNumbers / 2;
+constexpr int64_t kSplitRows = kMostTiles * kMostSteps * kPiecesNumbers / 2;
 constexpr int64_t kSplitWeights = kRing * kGroupPanels * kPiecesNumbers / 2;
 constexpr int64_t kPanelSums = kMostTiles * kTileNumbers;
 constexpr int64_t kChunkSums = kGroupPanels * kPanelSums;
@@ -130,7 +134,7 @@ template <typename Word> class Block {
         num_tiles_((rows.end - rows.first + kTileRows - 1) / kTileRows),
         tile_rows_((rows.end - rows.first + num_tiles_ - 1) / num_tiles_),
         num_steps_((product.weights.inputs + kDepth - 1) / kDepth),
-        held_steps_(num_tiles_ > 2 ? kHeldSteps : kChunkSteps),
+        held_steps_(num_tiles_ > 2 ? kChunkSteps : kMostSteps),
         ring_(num_tiles_ > 2 ? kRing : kLead + 1),
         sums_(scratch),
         totals_(sums_ + kChunkSums),
@@ -142,11 +146,11 @@ template <typename Word> class Block {
     for (int64_t first = panels.first; first < panels.end; first += kMostPanels) {
       const int64_t left = panels.end - first;
       const Range own{first, first + (left < kMostPanels ? left : kMostPanels)};
-      for (int64_t step = 0; step < num_steps_; step += kChunkSteps) {
+      for (int64_t step = 0; step < num_steps_; step += kMostSteps) {
         const int64_t rest = num_steps_ - step;
-        const Range steps{step, step + (rest < kChunkSteps ? rest : kChunkSteps)};
-        if (num_steps_ > kChunkSteps || first == panels.first) split_rows(steps);
-        add_chunk(own, steps);
+        const Range steps{step, step + (rest < kMostSteps ? rest : kMostSteps)};
+        if (num_steps_ > kMostSteps || first == panels.first) split_rows(steps);
+        add_steps(own, steps);
       }
     }
   }
@@ -179,14 +183,14 @@ template <typename Word> class Block {
     return {one, is_alone ? one : one + inputs * Stored<Word>::words};
   }
 
-  // Where step number `count` of a chunk is split to.
+  // Where the step that is split as number `count` is.
   Pair<uint16_t> held(int64_t count) const {
     uint16_t* one = weights_ + count % ring_ * kGroupPanels * kPiecesNumbers;
     return {one, one + kPiecesNumbers};
   }
 
   uint16_t* tile_of_rows(int64_t tile, int64_t step) const {
-    return split_rows_ + (tile * kChunkSteps + step) * kPiecesNumbers;
+    return split_rows_ + (tile * kMostSteps + step) * kPiecesNumbers;
   }
 
   void split_rows(Range steps) const {
@@ -201,8 +205,8 @@ template <typename Word> class Block {
     }
   }
 
-  // A chunk of the inputs for group after group of panels.
-  void add_chunk(Range panels, Range steps) const {
+  // Some steps for group after group of panels.
+  void add_steps(Range panels, Range steps) const {
     Place place{panels.first, steps.first};
     for (int64_t i = 0; i < kLead; ++i) {
       const Place next = later(place, i, steps);
@@ -219,9 +223,9 @@ template <typename Word> class Block {
         if (is_last) is_alone ? add<1, 1>(own) : add<1, 2>(own);
         else is_alone ? add<2, 1>(own) : add<2, 2>(own);
       }
-      if (place.step + count == steps.end) {
-        finish(panels, steps, place.panel, sums_);
-        if (!is_alone) finish(panels, steps, place.panel + 1, sums_ + kPanelSums);
+      if (place.step + count == num_steps_) {
+        write_out(place.panel, totals(panels, place.panel));
+        if (!is_alone) write_out(place.panel + 1, totals(panels, place.panel + 1));
       }
       done += count;
       place = later(place, count, steps);
@@ -237,50 +241,66 @@ template <typename Word> class Block {
 
   template <int R, int P> void add(const Held& own) const {
     constexpr int kColumnPieces = Stored<Word>::pieces;
-    float* const first = sums_ + own.tile * kTileNumbers;
-    const Sums to{first, first + (R - 1) * kTileNumbers, kTileNumbers, kPanelSums,
-                  kTileColumns};
-    if (own.place.step == own.steps.first) clear_sums<R, P>();
-    else load_sums<R, P>(to);
+    float* const total = totals(own.panels, own.place.panel) + own.tile * kTileNumbers;
     for (int64_t i = 0; i < own.count; ++i) {
-      const int64_t step = own.place.step + i - own.steps.first;
-      const TiledRows rows{tile_of_rows(own.tile, step), kChunkSteps * kPiecesNumbers};
+      const int64_t step = own.place.step + i;
+      if (step % kChunkSteps == 0) clear_sums<R, P>();
+      const TiledRows rows{tile_of_rows(own.tile, step - own.steps.first),
+                           kMostSteps * kPiecesNumbers};
       const Pair<uint16_t> both = held(own.done + i);
       const Pair<const uint16_t> columns{both.one, both.other};
       const Place next = later(own.place, i + kLead, own.steps);
       if (own.tile > 0 || next.panel >= own.panels.end) {
         add_only<R, P, kColumnPieces>(rows, columns);
-        continue;
-      }
-      const Place far = later(next, kAhead, own.steps);
-      const Pair<const Word> from = words(next, own.panels);
-      const Next<Word> work{from, far.panel < own.panels.end ? words(far, own.panels) : from,
-                            held(own.done + i + kLead), inputs_from(next.step)};
-      if (work.num_inputs >= kDepth) {
-        add_and_split<R, P>(rows, columns, work);
       } else {
-        add_only<R, P, kColumnPieces>(rows, columns);
-        split_step(work);
+        const Place far = later(next, kAhead, own.steps);
+        const Pair<const Word> from = words(next, own.panels);
+        const Next<Word> work{from,
+                              far.panel < own.panels.end ? words(far, own.panels) : from,
+                              held(own.done + i + kLead), inputs_from(next.step)};
+        if (work.num_inputs >= kDepth) {
+          add_and_split<R, P>(rows, columns, work);
+        } else {
+          add_only<R, P, kColumnPieces>(rows, columns);
+          split_step(work);
+        }
+      }
+      if ((step + 1) % kChunkSteps == 0 || step + 1 == num_steps_) {
+        add_chunk<R, P>(step < kChunkSteps, total);
       }
     }
-    store_sums<R, P>(to);
   }
 
-  // Adds a panel's sums over a chunk to those of the chunks before it; writes the last ones.
-  void finish(Range panels, Range steps, int64_t panel, const float* sums) const {
+  // Adds a chunk's sums to those of the chunks before it.
+  template <int R, int P> void add_chunk(bool is_first, float* total) const {
+    constexpr int64_t kLast = (R - 1) * kTileNumbers;
+    float* const to = is_first ? total : sums_;
+    store_sums<R, P>({to, to + kLast, kTileNumbers, kPanelSums, kTileColumns});
+    if (is_first) return;
+    for (int panel = 0; panel < P; ++panel) {
+      for (int tile = 0; tile < R; ++tile) {
+        const int64_t first = panel * kPanelSums + tile * kTileNumbers;
+        for (int64_t at = first; at < first + tile_rows_ * kTileColumns; at += kWide) {
+          store(total + at, load_wide(total + at) + load_wide(sums_ + at));
+        }
+      }
+    }
+  }
+
+  // A panel's sums; they need no place of their own if no other rows are split meanwhile.
+  float* totals(Range panels, int64_t panel) const {
+    const int64_t slot = panel - panels.first;
+    return totals_ + (num_steps_ > kMostSteps ? slot : slot % kGroupPanels) * kPanelSums;
+  }
+
+  void write_out(int64_t panel, const float* totals) const {
     const int64_t outputs = product_.weights.outputs, first = panel * kPanelOutputs;
     const int64_t left = outputs - first, count = left < kPanelOutputs ? left : kPanelOutputs;
-    float* const totals = totals_ + (panel - panels.first) * kPanelSums;
     for (int64_t row = rows_.first; row < rows_.end; ++row) {
       const int64_t index = row - rows_.first;
       const int64_t at =
           index / tile_rows_ * kTileNumbers + index % tile_rows_ * kTileColumns;
-      Wide sum = load_wide(sums + at);
-      if (steps.first > 0) sum = load_wide(totals + at) + sum;
-      if (steps.end < num_steps_) {
-        store(totals + at, sum);
-        continue;
-      }
+      Wide sum = load_wide(totals + at);
       if (product_.bias != nullptr) sum = sum + load_wide(product_.bias + first);
       const int64_t to = row * outputs + first;
       if (product_.out_element == Element::float32) {
@@ -295,7 +315,8 @@ template <typename Word> class Block {
   const Product& product_;
   const Range rows_;
   const int64_t num_tiles_, tile_rows_, num_steps_;
-  // Steps that are split at once, and places for them; two tiles of rows take each step once.
+  // Steps that are multiplied one after the other, and places for them: two tiles of rows take
+  // each step once.
   const int64_t held_steps_, ring_;
   float* const sums_;
   float* const totals_;

@@ -90,14 +90,14 @@ def pieces(numbers: torch.Tensor) -> list[npt.NDArray[np.float32]]:
 def naive_pieces(
     weight: torch.Tensor, bias: torch.Tensor | None, row: torch.Tensor
 ) -> torch.Tensor:
-    """Add products of pieces, steps of 32 and chunks of 768, as AMX rounds."""
+    """Add products of pieces, steps of 32 and chunks of 128, as AMX rounds."""
     inputs, padding = weight.shape[1], -weight.shape[1] % 32
     rows = [np.pad(piece, (0, padding)) for piece in pieces(row)]
     weights = [np.pad(piece, ((0, 0), (0, padding))) for piece in pieces(weight)]
     total = np.zeros(len(weight), np.float32)
-    for first in range(0, inputs, 768):
+    for first in range(0, inputs, 128):
         chunk = np.zeros(len(weight), np.float32)
-        for start in range(first, min(first + 768, inputs), 32):
+        for start in range(first, min(first + 128, inputs), 32):
             step = slice(start, start + 32)
             for i, j in PRODUCTS:
                 # A product of two bfloat16 is exact.
