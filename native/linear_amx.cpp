@@ -1,8 +1,9 @@
 // The packed linear layer for x86-64 processors with AMX.
 //
-// Equal bits for a row, whatever is computed with it: an output is summed over the steps of a
-// chunk in order, each of them as `add_step` says, over the chunks in order, and then the bias
-// is added. Short sums lose less, above all where one product outweighs the others.
+// Equal bits for a row, whatever is computed with it: an output is summed over a chunk, the small
+// products of its steps in order and then the large ones, over the chunks in order, and then the
+// bias is added. Few roundings of large sums lose little, also where one product outweighs all
+// others.
 // Weights are split a few steps before they are multiplied, by instructions that run beside
 // those of the unit.
 #define PREFOLD_AVX512
@@ -97,14 +98,14 @@ template <typename Word> static void split_step(const Next<Word>& next) {
   }
 }
 
-// Adds a step's products, and splits a later step between them.
+// Adds a step's small products, and splits a later step between them.
 template <int R, int P, typename Word>
 __attribute__((noinline)) static void add_and_split(TiledRows rows,
                                                     Pair<const uint16_t> columns,
                                                     const Next<Word>& given) {
   constexpr int kTimes = times_of(Stored<Word>::pieces), kPairs = kDepth / 2;
   const Next<Word> next = given;
-  add_step<R, P, Stored<Word>::pieces>(rows, columns, [&](auto time) __attribute__((always_inline)) {
+  add_small<R, P, Stored<Word>::pieces>(rows, columns, [&](auto time) __attribute__((always_inline)) {
     constexpr int kTime = decltype(time)::value;
     constexpr int kFirst = kPairs * kTime / kTimes, kEnd = kPairs * (kTime + 1) / kTimes;
 #pragma GCC unroll 16
@@ -121,7 +122,7 @@ __attribute__((noinline)) static void add_and_split(TiledRows rows,
 template <int R, int P, int kColumnPieces>
 __attribute__((noinline)) static void add_only(TiledRows rows,
                                                Pair<const uint16_t> columns) {
-  add_step<R, P, kColumnPieces>(rows, columns, [](auto) {});
+  add_small<R, P, kColumnPieces>(rows, columns, [](auto) {});
 }
 
 // Up to kMostTiles tiles of rows, all of as many rows; the last one may have more than the
@@ -135,7 +136,6 @@ template <typename Word> class Block {
         tile_rows_((rows.end - rows.first + num_tiles_ - 1) / num_tiles_),
         num_steps_((product.weights.inputs + kDepth - 1) / kDepth),
         held_steps_(num_tiles_ > 2 ? kChunkSteps : kMostSteps),
-        ring_(num_tiles_ > 2 ? kRing : kLead + 1),
         sums_(scratch),
         totals_(sums_ + kChunkSums),
         weights_(reinterpret_cast<uint16_t*>(totals_ + kTotals)),
@@ -185,7 +185,7 @@ template <typename Word> class Block {
 
   // Where the step that is split as number `count` is.
   Pair<uint16_t> held(int64_t count) const {
-    uint16_t* one = weights_ + count % ring_ * kGroupPanels * kPiecesNumbers;
+    uint16_t* one = weights_ + count % kRing * kGroupPanels * kPiecesNumbers;
     return {one, one + kPiecesNumbers};
   }
 
@@ -266,6 +266,11 @@ template <typename Word> class Block {
         }
       }
       if ((step + 1) % kChunkSteps == 0 || step + 1 == num_steps_) {
+        for (int64_t back = step % kChunkSteps; back >= 0; --back) {
+          const Pair<uint16_t> both = held(own.done + i - back);
+          add_large<R, P>({rows.first - back * kPiecesNumbers, rows.next},
+                          {both.one, both.other}, false);
+        }
         add_chunk<R, P>(step < kChunkSteps, total);
       }
     }
@@ -315,9 +320,7 @@ template <typename Word> class Block {
   const Product& product_;
   const Range rows_;
   const int64_t num_tiles_, tile_rows_, num_steps_;
-  // Steps that are multiplied one after the other, and places for them: two tiles of rows take
-  // each step once.
-  const int64_t held_steps_, ring_;
+  const int64_t held_steps_;  // that are multiplied one after the other
   float* const sums_;
   float* const totals_;
   uint16_t* const weights_;

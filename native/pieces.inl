@@ -154,22 +154,20 @@ template <int R, int P> PREFOLD_INLINE void store_sums(const Sums& sums) {
 
 template <int kTime> using Time = std::integral_constant<int, kTime>;
 
-// How often a step multiplies tiles of rows by tiles of columns.
-constexpr int times_of(int column_pieces) { return column_pieces == kPieces ? 6 : 3; }
-
 // Pieces of the first tile of rows; the next tile stands `next` numbers further.
 struct TiledRows {
   const uint16_t* first;
   int64_t next;
 };
 
-// Adds products of kDepth numbers to the sums; calls between(i) before each multiplication.
-// From one piece of the rows to the next there are kRowPiece numbers.
-template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
-          typename Between>
-PREFOLD_INLINE void add_step(TiledRows rows, Pair<const uint16_t> columns, Between between) {
+// Loads and multiplies tiles of a step. From one piece of the rows to the next there are
+// kRowPiece numbers.
+template <int R, int P, int64_t kRowPiece> struct Tiles {
   static_assert(R <= 2 ? P <= 2 : R == 3 && P == 1, "there are eight tiles");
-  const auto load_rows = [&](int piece) __attribute__((always_inline)) {
+  TiledRows rows;
+  Pair<const uint16_t> columns;
+
+  __attribute__((always_inline)) void load_rows(int piece) const {
     const uint16_t* from = rows.first + piece * kRowPiece;
     if constexpr (R < 3) {
       _tile_loadd(4, from, 64);
@@ -179,13 +177,14 @@ PREFOLD_INLINE void add_step(TiledRows rows, Pair<const uint16_t> columns, Betwe
       _tile_loadd(4, from + rows.next, 64);
       _tile_loadd(5, from + 2 * rows.next, 64);
     }
-  };
-  const auto load_columns = [&](int piece) __attribute__((always_inline)) {
+  }
+
+  __attribute__((always_inline)) void load_columns(int piece) const {
     _tile_loadd(6, columns.one + piece * kPieceNumbers, 64);
     if constexpr (P > 1) _tile_loadd(7, columns.other + piece * kPieceNumbers, 64);
-  };
-  const auto multiply = [&](auto time) __attribute__((always_inline)) {
-    between(time);
+  }
+
+  __attribute__((always_inline)) void multiply() const {
     if constexpr (R < 3) {
       _tile_dpbf16ps(0, 4, 6);
       if constexpr (P > 1) _tile_dpbf16ps(1, 4, 7);
@@ -196,31 +195,57 @@ PREFOLD_INLINE void add_step(TiledRows rows, Pair<const uint16_t> columns, Betwe
       _tile_dpbf16ps(1, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
     }
-  };
+  }
+};
+
+// How often a step multiplies tiles of rows by tiles of columns, but for the first pieces.
+constexpr int times_of(int column_pieces) { return column_pieces == kPieces ? 5 : 2; }
+
+// Adds products of kDepth numbers to the sums, but for those of the first pieces, beside which
+// they are small; calls between(i) before each multiplication. Leaves the columns' first pieces
+// in their tiles.
+template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
+          typename Between>
+PREFOLD_INLINE void add_small(TiledRows rows, Pair<const uint16_t> columns,
+                              Between between) {
+  const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if constexpr (kColumnPieces == kPieces) {
-    load_rows(0);
-    load_columns(2);
-    multiply(Time<0>{});
-    load_columns(1);
-    multiply(Time<1>{});
-    load_rows(1);
-    multiply(Time<2>{});
-    load_columns(0);
-    multiply(Time<3>{});
-    load_rows(2);
-    multiply(Time<4>{});
-    load_rows(0);
-    multiply(Time<5>{});
+    tiles.load_rows(0);
+    tiles.load_columns(2);
+    between(Time<0>{});
+    tiles.multiply();
+    tiles.load_columns(1);
+    between(Time<1>{});
+    tiles.multiply();
+    tiles.load_rows(1);
+    between(Time<2>{});
+    tiles.multiply();
+    tiles.load_columns(0);
+    between(Time<3>{});
+    tiles.multiply();
+    tiles.load_rows(2);
+    between(Time<4>{});
+    tiles.multiply();
   } else {
     // As above without what a column's other pieces, being zero, would add.
-    load_rows(1);
-    load_columns(0);
-    multiply(Time<0>{});
-    load_rows(2);
-    multiply(Time<1>{});
-    load_rows(0);
-    multiply(Time<2>{});
+    tiles.load_rows(1);
+    tiles.load_columns(0);
+    between(Time<0>{});
+    tiles.multiply();
+    tiles.load_rows(2);
+    between(Time<1>{});
+    tiles.multiply();
   }
+}
+
+// Adds the products of the first pieces.
+template <int R, int P, int64_t kRowPiece = kPieceNumbers>
+PREFOLD_INLINE void add_large(TiledRows rows, Pair<const uint16_t> columns,
+                              bool has_columns) {
+  const Tiles<R, P, kRowPiece> tiles{rows, columns};
+  if (!has_columns) tiles.load_columns(0);
+  tiles.load_rows(0);
+  tiles.multiply();
 }
 
 }  // namespace PREFOLD_ISA

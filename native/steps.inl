@@ -87,20 +87,23 @@ __attribute__((noinline)) static void add_and_split(TiledRows rows, Pair<uint16_
   constexpr int kTimes = times_of(kPieces), kPairs = kDepth / 2;
   const Columns next = given;
   const Source later = given_later;
-  add_step<R, P, kPieces, kRowPiece>(
-      rows, {columns.one, columns.other},
-      [&](auto time) __attribute__((always_inline)) {
+  const Pair<const uint16_t> own{columns.one, columns.other};
+  add_small<R, P, kPieces, kRowPiece>(
+      rows, own, [&](auto time) __attribute__((always_inline)) {
         constexpr int kTime = decltype(time)::value;
         constexpr int kFirst = kPairs * kTime / kTimes;
         constexpr int kEnd = kPairs * (kTime + 1) / kTimes;
         fetch_and_split<P, kFirst>(next, later, to,
                                    std::make_integer_sequence<int, kEnd - kFirst>{});
       });
+  add_large<R, P, kRowPiece>(rows, own, true);
 }
 
 template <int R, int P>
 __attribute__((noinline)) static void add_only(TiledRows rows, Pair<uint16_t> columns) {
-  add_step<R, P, kPieces, kRowPiece>(rows, {columns.one, columns.other}, [](auto) {});
+  const Pair<const uint16_t> own{columns.one, columns.other};
+  add_small<R, P, kPieces, kRowPiece>(rows, own, [](auto) {});
+  add_large<R, P, kRowPiece>(rows, own, true);
 }
 
 // Steps whose products are added to the same sums, one after the other.

@@ -73,8 +73,9 @@ def naive(
     return result if bias is None else result + bias
 
 
-#: Which piece of a row is multiplied with which one of the weights, in this order.
-PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+#: Which piece of a row is multiplied with which one of the weights, in this order: in every
+#: step of a chunk, and then in every step once more.
+SMALL, LARGE = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0)), ((0, 0),)
 
 
 def pieces(numbers: torch.Tensor) -> list[npt.NDArray[np.float32]]:
@@ -97,9 +98,10 @@ def naive_pieces(
     total = np.zeros(len(weight), np.float32)
     for first in range(0, inputs, 128):
         chunk = np.zeros(len(weight), np.float32)
-        for start in range(first, min(first + 128, inputs), 32):
+        starts = range(first, min(first + 128, inputs), 32)
+        for products, start in product((SMALL, LARGE), starts):
             step = slice(start, start + 32)
-            for i, j in PRODUCTS:
+            for i, j in products:
                 # A product of two bfloat16 is exact.
                 exact = (weights[j][:, step] * rows[i][step]).reshape(-1, 2, 16)
                 halves = np.add.accumulate(exact, axis=2)[:, :, -1]
