@@ -66,19 +66,24 @@ template <> struct Stored<uint32_t> {
 // Splits a pair of inputs of a panel; behind the last one they are zeros.
 template <typename Word>
 PREFOLD_INLINE void split_pair(const Word* from, int64_t num_inputs, int64_t pair,
-                               uint16_t* to) {
+                               Split<uint16_t> to) {
   const auto input = [&](int64_t number) __attribute__((always_inline)) {
     return number < num_inputs ? Stored<Word>::load(from + number * Stored<Word>::words)
                                : Wide{};
   };
-  store_pairs<Stored<Word>::pieces>(input(pair), input(kDepth / 2 + pair),
-                                    to + pair * kDepth);
+  store_pairs<Stored<Word>::pieces>(input(pair), input(kDepth / 2 + pair), to,
+                                    pair * kDepth);
 }
+
+// Of two panels.
+template <typename Word> struct Pair {
+  const Word *one, *other;
+};
 
 // A step of two panels that is split, and one that is fetched meanwhile.
 template <typename Word> struct Next {
-  Pair<const Word> words, ahead;
-  Pair<uint16_t> to;
+  Pair<Word> words, ahead;
+  SplitColumns to;
   int64_t num_inputs;
 };
 
@@ -101,7 +106,7 @@ template <typename Word> static void split_step(const Next<Word>& next) {
 // Adds a step's small products, and splits a later step between them.
 template <int R, int P, typename Word>
 __attribute__((noinline)) static void add_and_split(TiledRows rows,
-                                                    Pair<const uint16_t> columns,
+                                                    const SplitColumns& columns,
                                                     const Next<Word>& given) {
   constexpr int kTimes = times_of(Stored<Word>::pieces), kPairs = kDepth / 2;
   const Next<Word> next = given;
@@ -121,7 +126,7 @@ __attribute__((noinline)) static void add_and_split(TiledRows rows,
 
 template <int R, int P, int kColumnPieces>
 __attribute__((noinline)) static void add_only(TiledRows rows,
-                                               Pair<const uint16_t> columns) {
+                                               const SplitColumns& columns) {
   add_small<R, P, kColumnPieces>(rows, columns, [](auto) {});
 }
 
@@ -136,9 +141,11 @@ template <typename Word> class Block {
         tile_rows_((rows.end - rows.first + num_tiles_ - 1) / num_tiles_),
         num_steps_((product.weights.inputs + kDepth - 1) / kDepth),
         held_steps_(num_tiles_ > 2 ? kChunkSteps : kMostSteps),
+        others_ring_(num_tiles_ > 2 ? kRing : kLead + 1),
         sums_(scratch),
         totals_(sums_ + kChunkSums),
         weights_(reinterpret_cast<uint16_t*>(totals_ + kTotals)),
+        others_(weights_ + kRing * kGroupPanels * kPieceNumbers),
         split_rows_(weights_ + 2 * kSplitWeights) {}
 
   void run(Range panels) const {
@@ -175,7 +182,7 @@ template <typename Word> class Block {
   }
 
   // Where a step's words are; instead of those of a panel that there is not, others.
-  Pair<const Word> words(Place place, Range panels) const {
+  Pair<Word> words(Place place, Range panels) const {
     const Word* all = static_cast<const Word*>(product_.weights.panels);
     const int64_t inputs = product_.weights.inputs;
     const Word* one = all + (place.panel * inputs + place.step * kDepth) * Stored<Word>::words;
@@ -183,10 +190,15 @@ template <typename Word> class Block {
     return {one, is_alone ? one : one + inputs * Stored<Word>::words};
   }
 
-  // Where the step that is split as number `count` is.
-  Pair<uint16_t> held(int64_t count) const {
-    uint16_t* one = weights_ + count % kRing * kGroupPanels * kPiecesNumbers;
-    return {one, one + kPiecesNumbers};
+  // Where the step that is split as number `count` is. First pieces stay until their chunk is
+  // complete; the others of two tiles of rows, which are used once, soon give way to later ones.
+  SplitColumns held(int64_t count) const {
+    const auto panel = [&](int64_t index) -> Split<uint16_t> {
+      constexpr int64_t kOthers = kPiecesNumbers - kPieceNumbers;
+      return {weights_ + (count % kRing * kGroupPanels + index) * kPieceNumbers,
+              others_ + (count % others_ring_ * kGroupPanels + index) * kOthers};
+    };
+    return {panel(0), panel(1)};
   }
 
   uint16_t* tile_of_rows(int64_t tile, int64_t step) const {
@@ -247,14 +259,13 @@ template <typename Word> class Block {
       if (step % kChunkSteps == 0) clear_sums<R, P>();
       const TiledRows rows{tile_of_rows(own.tile, step - own.steps.first),
                            kMostSteps * kPiecesNumbers};
-      const Pair<uint16_t> both = held(own.done + i);
-      const Pair<const uint16_t> columns{both.one, both.other};
+      const SplitColumns columns = held(own.done + i);
       const Place next = later(own.place, i + kLead, own.steps);
       if (own.tile > 0 || next.panel >= own.panels.end) {
         add_only<R, P, kColumnPieces>(rows, columns);
       } else {
         const Place far = later(next, kAhead, own.steps);
-        const Pair<const Word> from = words(next, own.panels);
+        const Pair<Word> from = words(next, own.panels);
         const Next<Word> work{from,
                               far.panel < own.panels.end ? words(far, own.panels) : from,
                               held(own.done + i + kLead), inputs_from(next.step)};
@@ -267,9 +278,8 @@ template <typename Word> class Block {
       }
       if ((step + 1) % kChunkSteps == 0 || step + 1 == num_steps_) {
         for (int64_t back = step % kChunkSteps; back >= 0; --back) {
-          const Pair<uint16_t> both = held(own.done + i - back);
           add_large<R, P>({rows.first - back * kPiecesNumbers, rows.next},
-                          {both.one, both.other}, false);
+                          held(own.done + i - back), false);
         }
         add_chunk<R, P>(step < kChunkSteps, total);
       }
@@ -321,9 +331,11 @@ template <typename Word> class Block {
   const Range rows_;
   const int64_t num_tiles_, tile_rows_, num_steps_;
   const int64_t held_steps_;  // that are multiplied one after the other
+  const int64_t others_ring_;
   float* const sums_;
   float* const totals_;
   uint16_t* const weights_;
+  uint16_t* const others_;
   uint16_t* const split_rows_;
 };
 

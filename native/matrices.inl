@@ -68,8 +68,8 @@ class Products {
   }
 
   void take_weights(int row, int key, const Wide* weights) const {
-    store_pairs<kPieces, kRowPiece>(weights[0], weights[1],
-                                    weights_ + key / kDepth * kRowStep + row * kDepth);
+    store_row_pairs<kRowPiece>(weights[0], weights[1],
+                               weights_ + key / kDepth * kRowStep + row * kDepth);
   }
 
   void score(const Work& work) const {
@@ -116,9 +116,10 @@ class Products {
     else run(Time<3>{}, Time<1>{});
   }
 
-  Pair<uint16_t> held(int number) const {
+  SplitColumns held(int number) const {
     uint16_t* one = split_ + number % kRing * 2 * kPiecesNumbers;
-    return {one, one + kPiecesNumbers};
+    uint16_t* other = one + kPiecesNumbers;
+    return {{one, one + kPieceNumbers}, {other, other + kPieceNumbers}};
   }
 
   template <int R, int P, typename Kind>
@@ -127,7 +128,7 @@ class Products {
     const TilesInUse tiles{tile_rows};
     int split = 0, done = 0;
     while (split < kLead && steps.has_columns()) {
-      const Pair<uint16_t> to = held(split++);
+      const SplitColumns to = held(split++);
       split_step<P>(steps.next_columns().from, to);
     }
     bool has_next = steps.has_columns();
@@ -156,7 +157,7 @@ class Products {
         const Columns next = later;
         has_next = steps.has_columns();
         if (has_next && next.is_whole) later = steps.next_columns();
-        const Pair<uint16_t> to = held(split++);
+        const SplitColumns to = held(split++);
         if (next.is_whole) {
           add_and_split<R, P>(rows, held(done), next, later.from, to);
         } else {

@@ -45,12 +45,30 @@ PREFOLD_INLINE WideInts paired(WideInts one, WideInts other) {
   return WideInts(Bits(one) >> 16) | (other & int32_t(0xffff0000u));
 }
 
+// Where a tile's pieces are: the first one, and the others one after the other.
+template <typename Number> struct Split {
+  Number *first, *others;
+
+  Number* piece(int i) const { return i == 0 ? first : others + (i - 1) * kPieceNumbers; }
+};
+
 // Stores pairs, in the first pieces of a tile.
-template <int kCount, int64_t kPiece = kPieceNumbers>
-PREFOLD_INLINE void store_pairs(Wide one, Wide other, uint16_t* to) {
+template <int kCount>
+PREFOLD_INLINE void store_pairs(Wide one, Wide other, Split<uint16_t> to, int64_t at) {
   const Pieces first = split(one), second = split(other);
 #pragma GCC unroll 3
   for (int i = 0; i < kCount; ++i) {
+    const WideInts both = paired(first.of[i], second.of[i]);
+    std::memcpy(to.piece(i) + at, &both, sizeof both);
+  }
+}
+
+// The same of a row of a tile, whose pieces are kPiece numbers apart.
+template <int64_t kPiece = kPieceNumbers>
+PREFOLD_INLINE void store_row_pairs(Wide one, Wide other, uint16_t* to) {
+  const Pieces first = split(one), second = split(other);
+#pragma GCC unroll 3
+  for (int i = 0; i < kPieces; ++i) {
     const WideInts both = paired(first.of[i], second.of[i]);
     std::memcpy(to + i * kPiece, &both, sizeof both);
   }
@@ -65,7 +83,7 @@ PREFOLD_INLINE void store_row(const float* from, int64_t count, uint16_t* to) {
     std::memcpy(numbers, from, count * sizeof(float));
     from = numbers;
   }
-  store_pairs<kPieces, kRowPiece>(load_wide(from), load_wide(from + kWide), to);
+  store_row_pairs<kRowPiece>(load_wide(from), load_wide(from + kWide), to);
 }
 
 // The intrinsics below say nothing of the memory that they read and write.
@@ -94,10 +112,9 @@ class TilesInUse {
   TilesInUse& operator=(const TilesInUse&) = delete;
 };
 
-// Where tiles of two rows or columns of tiles are; the second is not looked at if there is
-// only one.
-template <typename Number> struct Pair {
-  Number *one, *other;
+// Of two columns of tiles, the second of which is not looked at if there is only one.
+struct SplitColumns {
+  Split<uint16_t> one, other;
 };
 
 template <int R, int P> PREFOLD_INLINE void clear_sums() {
@@ -165,7 +182,7 @@ struct TiledRows {
 template <int R, int P, int64_t kRowPiece> struct Tiles {
   static_assert(R <= 2 ? P <= 2 : R == 3 && P == 1, "there are eight tiles");
   TiledRows rows;
-  Pair<const uint16_t> columns;
+  SplitColumns columns;
 
   __attribute__((always_inline)) void load_rows(int piece) const {
     const uint16_t* from = rows.first + piece * kRowPiece;
@@ -180,8 +197,8 @@ template <int R, int P, int64_t kRowPiece> struct Tiles {
   }
 
   __attribute__((always_inline)) void load_columns(int piece) const {
-    _tile_loadd(6, columns.one + piece * kPieceNumbers, 64);
-    if constexpr (P > 1) _tile_loadd(7, columns.other + piece * kPieceNumbers, 64);
+    _tile_loadd(6, columns.one.piece(piece), 64);
+    if constexpr (P > 1) _tile_loadd(7, columns.other.piece(piece), 64);
   }
 
   __attribute__((always_inline)) void multiply() const {
@@ -206,7 +223,7 @@ constexpr int times_of(int column_pieces) { return column_pieces == kPieces ? 5 
 // in their tiles.
 template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
           typename Between>
-PREFOLD_INLINE void add_small(TiledRows rows, Pair<const uint16_t> columns,
+PREFOLD_INLINE void add_small(TiledRows rows, const SplitColumns& columns,
                               Between between) {
   const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if constexpr (kColumnPieces == kPieces) {
@@ -240,7 +257,7 @@ PREFOLD_INLINE void add_small(TiledRows rows, Pair<const uint16_t> columns,
 
 // Adds the products of the first pieces.
 template <int R, int P, int64_t kRowPiece = kPieceNumbers>
-PREFOLD_INLINE void add_large(TiledRows rows, Pair<const uint16_t> columns,
+PREFOLD_INLINE void add_large(TiledRows rows, const SplitColumns& columns,
                               bool has_columns) {
   const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if (!has_columns) tiles.load_columns(0);

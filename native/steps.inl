@@ -37,30 +37,30 @@ struct Columns {
 };
 
 template <int P, int kPair>
-PREFOLD_INLINE void split_rows(const Source& from, Pair<uint16_t> to) {
+PREFOLD_INLINE void split_rows(const Source& from, const SplitColumns& to) {
   const float *upper = from.upper + kPair * from.stride,
               *lower = from.lower + kPair * from.stride;
-  store_pairs<kPieces>(load_wide(upper), load_wide(lower), to.one + kPair * kDepth);
+  store_pairs<kPieces>(load_wide(upper), load_wide(lower), to.one, kPair * kDepth);
   if constexpr (P > 1) {
     store_pairs<kPieces>(load_wide(upper + from.other), load_wide(lower + from.other),
-                         to.other + kPair * kDepth);
+                         to.other, kPair * kDepth);
   }
 }
 
 template <int P, int... kPair>
-PREFOLD_INLINE void split_all(const Source& from, Pair<uint16_t> to,
+PREFOLD_INLINE void split_all(const Source& from, const SplitColumns& to,
                               std::integer_sequence<int, kPair...>) {
   (split_rows<P, kPair>(from, to), ...);
 }
 
 template <int P>
-__attribute__((noinline)) static void split_step(const Source& from, Pair<uint16_t> to) {
+__attribute__((noinline)) static void split_step(const Source& from, const SplitColumns& to) {
   split_all<P>(from, to, std::make_integer_sequence<int, kDepth / 2>{});
 }
 
 template <int P, int kFirst, int... kPair>
 PREFOLD_INLINE void fetch_and_split(const Columns& next, const Source& later,
-                                    Pair<uint16_t> to,
+                                    const SplitColumns& to,
                                     std::integer_sequence<int, kPair...>) {
   const auto fetch_part = [&](int part) __attribute__((always_inline)) {
     for (int i = 2 * P * part; i < 2 * P * (part + 1); ++i) {
@@ -80,30 +80,28 @@ PREFOLD_INLINE void fetch_and_split(const Columns& next, const Source& later,
 // Adds a step's products, and splits the next one between them; the one after that is brought
 // into the first cache.
 template <int R, int P>
-__attribute__((noinline)) static void add_and_split(TiledRows rows, Pair<uint16_t> columns,
+__attribute__((noinline)) static void add_and_split(TiledRows rows, const SplitColumns& columns,
                                                     const Columns& given,
                                                     const Source& given_later,
-                                                    Pair<uint16_t> to) {
+                                                    const SplitColumns& to) {
   constexpr int kTimes = times_of(kPieces), kPairs = kDepth / 2;
   const Columns next = given;
   const Source later = given_later;
-  const Pair<const uint16_t> own{columns.one, columns.other};
   add_small<R, P, kPieces, kRowPiece>(
-      rows, own, [&](auto time) __attribute__((always_inline)) {
+      rows, columns, [&](auto time) __attribute__((always_inline)) {
         constexpr int kTime = decltype(time)::value;
         constexpr int kFirst = kPairs * kTime / kTimes;
         constexpr int kEnd = kPairs * (kTime + 1) / kTimes;
         fetch_and_split<P, kFirst>(next, later, to,
                                    std::make_integer_sequence<int, kEnd - kFirst>{});
       });
-  add_large<R, P, kRowPiece>(rows, own, true);
+  add_large<R, P, kRowPiece>(rows, columns, true);
 }
 
 template <int R, int P>
-__attribute__((noinline)) static void add_only(TiledRows rows, Pair<uint16_t> columns) {
-  const Pair<const uint16_t> own{columns.one, columns.other};
-  add_small<R, P, kPieces, kRowPiece>(rows, own, [](auto) {});
-  add_large<R, P, kRowPiece>(rows, own, true);
+__attribute__((noinline)) static void add_only(TiledRows rows, const SplitColumns& columns) {
+  add_small<R, P, kPieces, kRowPiece>(rows, columns, [](auto) {});
+  add_large<R, P, kRowPiece>(rows, columns, true);
 }
 
 // Steps whose products are added to the same sums, one after the other.
