@@ -8,7 +8,7 @@ compared takes turns within one run; ratios are medians of the rounds' own.
   at the rate of torch's sum and arithmetic at the rate of torch's matrix product; and as a
   share of the time with torch's layers, whose rows are padded to 16.
 - *Many rows* (1,024): arithmetic a second, as a share of that with torch's layers.
-- *Error*: of logits against float64, as a multiple of torch's.
+- *Error*: of logits of 256 rows against float64, as a multiple of torch's.
 - *Narrow weights*: time of one row of the model in bfloat16 as a share of float32, and
   what that does to perplexity, of Prefold's own documentation, with the real attention.
 """
@@ -181,7 +181,8 @@ def _error(source: str, packed: LoadedModel, padded: LoadedModel) -> dict[str, o
     exact = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float64, attn_implementation=ATTENTION_NAME
     )
-    rows = 2 * _PADDING
+    # A token whose error later layers blow up would decide over few.
+    rows = 16 * _PADDING
     wanted = _forward(exact, rows)
 
     def error(loaded: LoadedModel) -> float:
