@@ -188,7 +188,10 @@ def test_an_engine_that_stops_does_not_let_a_swap_wait_for_ever() -> None:
             swapping = asyncio.ensure_future(
                 server.swaps.swap(prepare(server.engine, 7), drain=True, deadline_s=1e9)
             )
-            await asyncio.sleep(0.03)
+            for _ in range(5000):
+                if server.engine.swapper.is_pending:
+                    break
+                await asyncio.sleep(0)
             await server.stop(drain_s=0.0)
             with pytest.raises(EngineStoppedError):
                 await swapping
