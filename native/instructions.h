@@ -12,9 +12,10 @@
 
 namespace prefold {
 
-#if defined(PREFOLD_HAS_AMX)
-// Linux keeps the tiles' registers of processes that asked for it.
+// Whether kernels for AMX were built, and the processor and the system let this process use it:
+// Linux keeps the tiles' registers of processes that asked for them.
 inline bool may_use_tiles() {
+#if defined(PREFOLD_HAS_AMX)
   static const bool is_granted = [] {
     unsigned int a = 0, b = 0, c = 0, d = 0;
     constexpr unsigned int kBfloats = 1u << 22, kTiles = 1u << 24;
@@ -23,8 +24,10 @@ inline bool may_use_tiles() {
            (d & kTiles) != 0 && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
   }();
   return is_granted;
-}
+#else
+  return false;
 #endif
+}
 
 inline bool runs_here(const std::string& name) {
 #if defined(PREFOLD_HAS_X86)

@@ -8,12 +8,9 @@
 
 #include <utility>
 
-#include "linear.h"
-#include "simd.h"
+#include "words.inl"
 
 namespace PREFOLD_ISA {
-
-using namespace prefold;
 
 static_assert(kPanelOutputs == kWide, "a panel is as wide as a sum");
 
@@ -26,21 +23,6 @@ constexpr int kGroupRows = 6, kGroupPanels = 1;
 
 // Rows that one register points to: the other two are at distances that an instruction adds.
 constexpr int kPointedRows = 3;
-
-// Two bfloat16 in 32 bits, the first in the lower half.
-PREFOLD_INLINE Wide load_wide(const uint32_t* from) {
-  Ints bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return join(as_floats(bits << 16), as_floats(bits & int32_t(0xffff0000u)));
-}
-
-// Words of a panel for one input.
-template <typename Word> struct Words {
-  static constexpr int count = kPanelOutputs;
-};
-template <> struct Words<uint32_t> {
-  static constexpr int count = kPanelOutputs / 2;
-};
 
 // A chunk of some panels: words of the next panel stand `stride` words further.
 template <typename Word> struct Chunk {

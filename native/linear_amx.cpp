@@ -3,17 +3,14 @@
 // Equal bits for a row, whatever is computed with it: an output is summed over a chunk, the small
 // products of its steps in order and then the large ones, over the chunks in order, and then the
 // bias is added. Few roundings of large sums lose little, also where one product outweighs all
-// others.
-// Weights are split a few steps before they are multiplied, by instructions that run beside
+// others. Weights are split a step before they are multiplied, by instructions that run beside
 // those of the unit.
 #define PREFOLD_AVX512
 #define PREFOLD_ISA prefold_linear_amx
-#include "linear.h"
 #include "pieces.inl"
+#include "words.inl"
 
 namespace PREFOLD_ISA {
-
-using namespace prefold;
 
 static_assert(kPanelOutputs == kTileColumns, "a panel is as wide as a tile");
 
@@ -45,34 +42,18 @@ constexpr int64_t kTotals = kMostPanels * kPanelSums;
 static_assert(kSplitRows + kSplitWeights + kChunkSums + kTotals <= kLinearScratchNumbers,
               "scratch memory holds a block");
 
-// How a panel's numbers lie in memory.
-template <typename Word> struct Stored;
-template <> struct Stored<float> {
-  static constexpr int64_t words = kPanelOutputs;  // of one input
-  static constexpr int pieces = kPieces;
-  static Wide load(const float* from) { return load_wide(from); }
-};
-// Two bfloat16 in 32 bits, the first in the lower half.
-template <> struct Stored<uint32_t> {
-  static constexpr int64_t words = kPanelOutputs / 2;
-  static constexpr int pieces = 1;
-  static Wide load(const uint32_t* from) {
-    Ints bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return join(as_floats(bits << 16), as_floats(bits & int32_t(0xffff0000u)));
-  }
-};
+// bfloat16 is a number's first piece, and has no others.
+template <typename Word> constexpr int kPiecesOf = std::is_same_v<Word, float> ? kPieces : 1;
 
 // Splits a pair of inputs of a panel; behind the last one they are zeros.
 template <typename Word>
 PREFOLD_INLINE void split_pair(const Word* from, int64_t num_inputs, int64_t pair,
                                Split<uint16_t> to) {
   const auto input = [&](int64_t number) __attribute__((always_inline)) {
-    return number < num_inputs ? Stored<Word>::load(from + number * Stored<Word>::words)
-                               : Wide{};
+    return number < num_inputs ? load_wide(from + number * Words<Word>::count) : Wide{};
   };
-  store_pairs<Stored<Word>::pieces>(input(pair), input(kDepth / 2 + pair), to,
-                                    pair * kDepth);
+  store_pairs<kPiecesOf<Word>>(input(pair), input(kDepth / 2 + pair),
+                               [&](int i) { return to.piece(i) + pair * kDepth; });
 }
 
 // Of two panels.
@@ -91,7 +72,7 @@ template <typename Word>
 PREFOLD_INLINE void fetch_pair(const Word* from) {
   constexpr int64_t kLine = 64 / sizeof(Word);
   // To the second cache: the first one is full of what is multiplied.
-  for (int64_t i = 0; i < 2 * Stored<Word>::words; i += kLine) {
+  for (int64_t i = 0; i < 2 * Words<Word>::count; i += kLine) {
     __builtin_prefetch(from + i, 0, 2);
   }
 }
@@ -108,20 +89,21 @@ template <int R, int P, typename Word>
 __attribute__((noinline)) static void add_and_split(TiledRows rows,
                                                     const SplitColumns& columns,
                                                     const Next<Word>& given) {
-  constexpr int kTimes = times_of(Stored<Word>::pieces), kPairs = kDepth / 2;
+  constexpr int kTimes = times_of(kPiecesOf<Word>), kPairs = kDepth / 2;
   const Next<Word> next = given;
-  add_small<R, P, Stored<Word>::pieces>(rows, columns, [&](auto time) __attribute__((always_inline)) {
+  const auto between = [&](auto time) __attribute__((always_inline)) {
     constexpr int kTime = decltype(time)::value;
     constexpr int kFirst = kPairs * kTime / kTimes, kEnd = kPairs * (kTime + 1) / kTimes;
 #pragma GCC unroll 16
     for (int64_t pair = kFirst; pair < kEnd; ++pair) {
-      const int64_t at = 2 * pair * Stored<Word>::words;
+      const int64_t at = 2 * pair * Words<Word>::count;
       fetch_pair(next.ahead.one + at);
       split_pair(next.words.one, kDepth, pair, next.to.one);
       fetch_pair(next.ahead.other + at);
       split_pair(next.words.other, kDepth, pair, next.to.other);
     }
-  });
+  };
+  add_small<R, P, kPiecesOf<Word>>(rows, columns, between);
 }
 
 template <int R, int P, int kColumnPieces>
@@ -185,9 +167,9 @@ template <typename Word> class Block {
   Pair<Word> words(Place place, Range panels) const {
     const Word* all = static_cast<const Word*>(product_.weights.panels);
     const int64_t inputs = product_.weights.inputs;
-    const Word* one = all + (place.panel * inputs + place.step * kDepth) * Stored<Word>::words;
+    const Word* one = all + (place.panel * inputs + place.step * kDepth) * Words<Word>::count;
     const bool is_alone = place.panel + 1 == panels.end;
-    return {one, is_alone ? one : one + inputs * Stored<Word>::words};
+    return {one, is_alone ? one : one + inputs * Words<Word>::count};
   }
 
   // Where the step that is split as number `count` is. First pieces stay until their chunk is
@@ -252,7 +234,7 @@ template <typename Word> class Block {
   };
 
   template <int R, int P> void add(const Held& own) const {
-    constexpr int kColumnPieces = Stored<Word>::pieces;
+    constexpr int kColumnPieces = kPiecesOf<Word>;
     float* const total = totals(own.panels, own.place.panel) + own.tile * kTileNumbers;
     for (int64_t i = 0; i < own.count; ++i) {
       const int64_t step = own.place.step + i;

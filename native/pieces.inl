@@ -52,26 +52,21 @@ template <typename Number> struct Split {
   Number* piece(int i) const { return i == 0 ? first : others + (i - 1) * kPieceNumbers; }
 };
 
-// Stores pairs, in the first pieces of a tile.
-template <int kCount>
-PREFOLD_INLINE void store_pairs(Wide one, Wide other, Split<uint16_t> to, int64_t at) {
+// Stores pairs, in the first kCount pieces of a tile: place(i) is where those of piece i are.
+template <int kCount, typename Place>
+PREFOLD_INLINE void store_pairs(Wide one, Wide other, Place place) {
   const Pieces first = split(one), second = split(other);
 #pragma GCC unroll 3
   for (int i = 0; i < kCount; ++i) {
     const WideInts both = paired(first.of[i], second.of[i]);
-    std::memcpy(to.piece(i) + at, &both, sizeof both);
+    std::memcpy(place(i), &both, sizeof both);
   }
 }
 
-// The same of a row of a tile, whose pieces are kPiece numbers apart.
-template <int64_t kPiece = kPieceNumbers>
+// The same of a row, whose pieces are kRowPiece numbers apart.
+template <int64_t kRowPiece = kPieceNumbers>
 PREFOLD_INLINE void store_row_pairs(Wide one, Wide other, uint16_t* to) {
-  const Pieces first = split(one), second = split(other);
-#pragma GCC unroll 3
-  for (int i = 0; i < kPieces; ++i) {
-    const WideInts both = paired(first.of[i], second.of[i]);
-    std::memcpy(to + i * kPiece, &both, sizeof both);
-  }
+  store_pairs<kPieces>(one, other, [&](int i) { return to + i * kRowPiece; });
 }
 
 // Stores numbers of a row that has `count` of them; behind the last one there are zeros.
@@ -86,7 +81,8 @@ PREFOLD_INLINE void store_row(const float* from, int64_t count, uint16_t* to) {
   store_row_pairs<kRowPiece>(load_wide(from), load_wide(from + kWide), to);
 }
 
-// The intrinsics below say nothing of the memory that they read and write.
+// The intrinsics below say nothing of the memory that they read and write: what has been stored
+// before must be there, and what is read after them must not have been read before.
 PREFOLD_INLINE void settle_memory() { asm volatile("" ::: "memory"); }
 
 // Tiles of R rows of tiles by P columns of tiles: two by two at most, or three by one. Sums are
@@ -118,7 +114,6 @@ struct SplitColumns {
 };
 
 template <int R, int P> PREFOLD_INLINE void clear_sums() {
-  settle_memory();
   _tile_zero(0);
   if constexpr (P > 1 || R > 2) _tile_zero(1);
   if constexpr (R > 1) _tile_zero(2);
@@ -225,6 +220,7 @@ template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
           typename Between>
 PREFOLD_INLINE void add_small(TiledRows rows, const SplitColumns& columns,
                               Between between) {
+  settle_memory();
   const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if constexpr (kColumnPieces == kPieces) {
     tiles.load_rows(0);
@@ -259,6 +255,7 @@ PREFOLD_INLINE void add_small(TiledRows rows, const SplitColumns& columns,
 template <int R, int P, int64_t kRowPiece = kPieceNumbers>
 PREFOLD_INLINE void add_large(TiledRows rows, const SplitColumns& columns,
                               bool has_columns) {
+  settle_memory();
   const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if (!has_columns) tiles.load_columns(0);
   tiles.load_rows(0);

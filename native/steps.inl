@@ -40,10 +40,11 @@ template <int P, int kPair>
 PREFOLD_INLINE void split_rows(const Source& from, const SplitColumns& to) {
   const float *upper = from.upper + kPair * from.stride,
               *lower = from.lower + kPair * from.stride;
-  store_pairs<kPieces>(load_wide(upper), load_wide(lower), to.one, kPair * kDepth);
+  store_pairs<kPieces>(load_wide(upper), load_wide(lower),
+                       [&](int i) { return to.one.piece(i) + kPair * kDepth; });
   if constexpr (P > 1) {
     store_pairs<kPieces>(load_wide(upper + from.other), load_wide(lower + from.other),
-                         to.other, kPair * kDepth);
+                         [&](int i) { return to.other.piece(i) + kPair * kDepth; });
   }
 }
 

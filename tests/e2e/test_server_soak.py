@@ -75,9 +75,13 @@ class Job:
 
 
 def make_jobs(seed: int, count: int, first: int) -> list[Job]:
-    rng = random.Random(seed)  # noqa: S311 -- a load, not a secret
+    rng = _dice(seed)
     families = [[rng.randrange(256) for _ in range(64)] for _ in range(4)]
     return [_make_job(rng, f"r-{first + i}", families) for i in range(count)]
+
+
+def _dice(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 -- a load, not a secret
 
 
 def _make_job(rng: random.Random, name: str, families: list[list[int]]) -> Job:
@@ -119,7 +123,7 @@ def _make_job(rng: random.Random, name: str, families: list[list[int]]) -> Job:
 
 def make_hasty_jobs(first: int) -> list[Job]:
     """Return jobs whose clients leave while their prompt is computed, if all is quiet."""
-    rng = random.Random(first)  # noqa: S311 -- a load, not a secret
+    rng = _dice(first)
     jobs = []
     for i in range(first, first + NUM_HASTY):
         prompt = tuple(rng.randrange(256) for _ in range(600))

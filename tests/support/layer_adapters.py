@@ -12,6 +12,7 @@ from prefold.engine.adapter_targets import LinearShape
 from prefold.engine.adapter_weights import MatrixPair
 from prefold.engine.fused_layer import ADAPTED_PARTS
 from prefold.engine.loading import LoadedModel
+from prefold.engine.packed_linear import PackedLinear
 from support.fused_models import layers_of
 
 
@@ -21,10 +22,9 @@ def shapes_of(loaded: LoadedModel, parts: tuple[str, ...]) -> Mapping[str, Linea
     for number, layer in enumerate(layers_of(loaded)):
         for part in parts:
             linear = layer.get_submodule(part)
-            # What modules hold are tensors or modules, mypy believes; these are numbers.
+            assert isinstance(linear, PackedLinear)
             shapes[f"model.layers.{number}.{part}"] = LinearShape(
-                in_features=int(linear.in_features),  # type: ignore[arg-type]
-                out_features=int(linear.out_features),  # type: ignore[arg-type]
+                in_features=linear.in_features, out_features=linear.out_features
             )
     return shapes
 
