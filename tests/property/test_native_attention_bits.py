@@ -171,6 +171,31 @@ def test_prefixes_of_prefixes_are_shared_with_the_same_bits(kernel: str) -> None
         assert _same_bits(rows, whole[699:])
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("group", [1, 3, 5, 7])
+def test_a_few_tokens_of_sequences_that_share_have_the_bits_of_one_row(
+    kernel: str, group: int
+) -> None:
+    # Whatever fits into tiles of registers, and what is left over.
+    shared = 48
+    heads = Heads(num_heads=2 * group, num_kv_heads=2, key_size=24, value_size=40)
+    drawn = [make_prompt(heads, shared + 16, seed=i) for i in range(3)]
+    prompts = share_prefix(drawn, shared)
+    way = Way(kernel=kernel, shared_tokens=shared)
+    pool = Pool(heads, prompts, way=way)
+    pool.run([(0, 0, shared)])
+    single = [
+        torch.cat([pool.run([(i, at, at + 1)])[0] for at in range(shared, shared + 16)])
+        for i in range(3)
+    ]
+    for count in range(1, 17):
+        spans = [(i, shared, shared + count) for i in range(3)]
+        for rows, expected in zip(pool.run(spans), single, strict=True):
+            assert _same_bits(rows, expected[:count])
+        [rows] = pool.run(spans[:1])
+        assert _same_bits(rows, single[0][:count])
+
+
 def _add_in_order(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     added: npt.NDArray[np.float32] = np.add.accumulate(values, axis=0)[-1]
     return added

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ if HAS_KERNELS:
     from prefold.engine import _kernels
 
 CPU = torch.device("cpu")
+CPUINFO = Path("/proc/cpuinfo")
 SHAPE = LayerShape(num_kv_heads=1, key_size=64, value_size=64)
 LARGE = LayerShape(num_kv_heads=1, key_size=64, value_size=512)
 
@@ -28,6 +30,19 @@ LARGE = LayerShape(num_kv_heads=1, key_size=64, value_size=512)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFOLD_ATTENTION", "PREFOLD_KERNEL", "PREFOLD_REQUIRE_NATIVE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@needs_kernels
+@pytest.mark.skipif(not CPUINFO.exists(), reason="the system does not say what it has")
+def test_every_kernel_is_there_that_the_processor_runs() -> None:
+    flags = set(CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split())
+    needs = {
+        "amx": {"amx_tile", "amx_bf16", "avx512f", "avx512dq", "avx512vl", "avx512bw"},
+        "avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma", "f16c"},
+        "avx2": {"avx2", "fma", "f16c"},
+        "portable": set(),
+    }
+    assert [name for name in needs if needs[name] <= flags] == KERNELS
 
 
 @needs_kernels
