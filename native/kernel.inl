@@ -14,78 +14,18 @@
 
 namespace PREFOLD_ISA {
 
-// ---- softmax ------------------------------------------------------------------------
-
-// Scores of the keys from `key` on, those outside [low, high) hidden.
-PREFOLD_INLINE Floats hide(Floats scores, int key, int low, int high) {
-  const Floats nothing = spread(-__builtin_inff());
-  const Ints at = Ints{0, 1, 2, 3, 4, 5, 6, 7} + key;
-  scores = at < low ? nothing : scores;
-  return at >= high ? nothing : scores;
-}
-
-// Turns scores of the keys [first, end), a multiple of the grain, into weights relative to the
-// highest one, and calls keep(key, weights) for each grain; keys outside [low, high) get weight
-// 0. Counted from the partition's first key.
-template <typename Keep>
-static void soften(float* scores, int first, int end, int low, int high, float softcap,
-                   float* part, Keep keep) {
-  static_assert(kTile == kWide, "a tile is a wide vector");
-  if (softcap != 0.0f) {
-    for (int key = first; key < end; key += kTile) {
-      store(scores + key, multiply(tanh(load_wide(scores + key)), softcap));
-    }
-  }
-  // Several, so that a comparison need not wait for the one before.
-  constexpr int kTops = 4;
-  Wide tops[kTops];
-  for (Wide& each : tops) each = spread_wide(-__builtin_inff());
-  const auto compare = [&](int key, Wide& top) {
-    Wide tile = load_wide(scores + key);
-    if (key < low || key + kTile > high) {
-      tile = join(hide(low_of(tile), key, low, high),
-                  hide(high_of(tile), key + kLanes, low, high));
-      store(scores + key, tile);
-    }
-    top = larger(tile, top);
-  };
-  int next = first;
-  for (; next + kTops * kTile <= end; next += kTops * kTile) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kTops; ++i) compare(next + i * kTile, tops[i]);
-  }
-  for (; next < end; next += kTile) compare(next, tops[0]);
-  const Wide both = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
-  const float top = highest(larger(low_of(both), high_of(both)));
-  Wide totals = spread_wide(0.0f);
-  for (int key = first; key < end; key += Products::kGrain) {
-    Wide weights[Products::kGrain / kTile];
-    for (int i = 0; i < Products::kGrain / kTile; ++i) {
-      const Wide score = load_wide(scores + key + i * kTile);
-      weights[i] = power_of_two(add(score, spread_wide(-top)));
-      totals = add(totals, weights[i]);
-    }
-    keep(key, weights);
-  }
-  part[0] = top;
-  part[1] = sum(low_of(totals) + high_of(totals));
-}
-
 // ---- one partition ------------------------------------------------------------------
 
-static void copy_query(const Layer& layer, const Heads& query, float scale, const Row& row,
-                       int head, float* to) {
+static const float* query_of(const Layer& layer, const Heads& query, const Row& row,
+                             int head) {
   const int64_t query_head = int64_t(head) * (layer.heads / layer.kv_heads) + row.head;
-  const float* from =
-      query.data + query_head * query.head_stride + row.packed * query.row_stride;
-  for (int d = 0; d < layer.key_size; ++d) to[d] = from[d] * scale;
+  return query.data + query_head * query.head_stride + row.packed * query.row_stride;
 }
 
 static void attend(const Layer& layer, const Member* members, const Heads& query,
                    const Options& options, const Row* rows, int num_rows, HeadRange heads,
                    const Segment* segments, int num_segments, int64_t partition,
                    Scratch& scratch) {
-  const int stride = part_numbers(layer.value_size);
   const int num_heads = heads.end - heads.first;
   Products products(layer, num_heads * num_rows, scratch);
   Span seen{kPartition, 0};  // by any row
@@ -94,10 +34,8 @@ static void attend(const Layer& layer, const Member* members, const Heads& query
     seen.first = own.first < seen.first ? own.first : seen.first;
     seen.end = own.end > seen.end ? own.end : seen.end;
     for (int head = 0; head < num_heads; ++head) {
-      const int at = head * num_rows + r;
-      copy_query(layer, query, options.scale, rows[r], heads.first + head,
-                 scratch.queries + at * kQueryStride);
-      products.take_query(at);
+      products.take_query(head * num_rows + r,
+                          query_of(layer, query, rows[r], heads.first + head), options.scale);
     }
   }
   seen.first -= seen.first % kTile;
@@ -116,16 +54,12 @@ static void attend(const Layer& layer, const Member* members, const Heads& query
   each_segment([&](const Work& work) { products.score(work); });
   constexpr int kGrain = Products::kGrain;
   const int first_key = seen.first - seen.first % kGrain;
-  const int end = (seen.end + kGrain - 1) / kGrain * kGrain;
+  const int end_key = (seen.end + kGrain - 1) / kGrain * kGrain;
   const Work first = work_of(segments[0]);
   for (int r = 0; r < num_rows; ++r) {
-    const Span own = seen_by(rows[r], partition, options.window);
+    const Seen keys{first_key, end_key, seen_by(rows[r], partition, options.window)};
     for (int head = 0; head < num_heads; ++head) {
-      const int at = head * num_rows + r;
-      products.fetch_ahead(first);
-      soften(scratch.scores + at * kScoreStride, first_key, end, own.first, own.end,
-             options.softcap, scratch.parts + at * stride,
-             [&](int key, const Wide* weights) { products.take_weights(at, key, weights); });
+      products.soften(head * num_rows + r, keys, options.softcap, first);
     }
   }
   each_segment([&](const Work& work) { products.weigh(work); });

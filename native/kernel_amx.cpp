@@ -5,6 +5,6 @@
 #include "kernel.inl"
 
 namespace prefold {
-const Kernel kAmxKernel = {"amx", prefold_amx::kBatch, prefold_amx::write,
+const Kernel kAmxKernel = {"amx", prefold_amx::kHeadRows, prefold_amx::write,
                            prefold_amx::attend, prefold_amx::merge, prefold_amx::finish};
 }

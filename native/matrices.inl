@@ -12,9 +12,7 @@ namespace PREFOLD_ISA {
 static_assert(kTile == kTileColumns && kPartition % kDepth == 0 && kShared % kDepth == 0,
               "steps are cut where partitions and shared keys are");
 
-// Rows of a head that go through a partition together.
-constexpr int kBatch = 3 * kTileRows;
-static_assert(kMaxRows / 2 <= kBatch, "of two heads or more, each has one batch at most");
+static_assert(kMaxRows / 2 <= kHeadRows, "of two heads or more, each has so many at most");
 
 // Steps that are split ahead, while earlier ones are multiplied.
 constexpr int kLead = 1, kRing = kLead + 1;
@@ -22,13 +20,15 @@ constexpr int kLead = 1, kRing = kLead + 1;
 constexpr int kMostSteps = kMaxSize / kDepth;
 
 // As floats.
-constexpr int64_t kQueries = kMostSteps * kRowStep / 2;
-constexpr int64_t kWeights = kPartition / kDepth * kRowStep / 2;
+constexpr int64_t kQueries = kMostSteps * kPieces * kQueryPiece / 2;
+constexpr int64_t kWeights = 2 * kPieces * kWeightPiece / 2;
+constexpr int64_t kTotals = int64_t(kMaxRows) * kTile;
 constexpr int64_t kSplit = kRing * 2 * kPiecesNumbers / 2;
 constexpr int64_t kSums = int64_t(kMaxRows) * kMaxSize;
 constexpr int64_t kCorner = int64_t(kTileRows) * kScoreStride;
 constexpr int64_t kEdge = int64_t(kDepth) * 2 * kTileColumns;
-static_assert(kQueries + kWeights + kSplit + kSums + kCorner + kEdge <= kMatrixNumbers,
+static_assert(kQueries + kWeights + kTotals + kSplit + kSums + kCorner + kEdge <=
+                  kMatrixNumbers,
               "scratch memory holds a call");
 
 // The products of one call of the kernel.
@@ -43,33 +43,31 @@ class Products {
         scratch_(scratch),
         width_((layer.value_size + kDepth - 1) / kDepth * kDepth),
         sums_(scratch.matrices),
-        corner_(sums_ + kSums),
+        totals_(sums_ + kSums),
+        corner_(totals_ + kTotals),
         edge_(corner_ + kCorner),
         queries_(reinterpret_cast<uint16_t*>(edge_ + kEdge)),
         weights_(queries_ + 2 * kQueries),
         split_(weights_ + 2 * kWeights),
         ahead_(find_ahead()) {
     std::memset(sums_, 0, sizeof(float) * width_ * num_rows);
+    std::memset(totals_, 0, sizeof(float) * kTile * num_rows);
   }
 
-  // A part of what comes next, for the time in which nothing else is read.
-  void fetch_ahead(const Work&) {
-    if (ahead_.is_done()) return;
-    const Runs runs = ahead_.next(kFetchedLines, sums_);
-    for (int i = 0; i < kFetchedLines; ++i) fetch(runs.of[i % kWays] + i / kWays * kLine);
-  }
-
-  void take_query(int row) const {
-    const float* from = scratch_.queries + row * kQueryStride;
+  void take_query(int row, const float* from, float scale) const {
     uint16_t* to = queries_ + row * kDepth;
-    for (int d = 0; d < layer_.key_size; d += kDepth, to += kRowStep) {
-      store_row<kRowPiece>(from + d, layer_.key_size - d, to);
+    for (int d = 0; d < layer_.key_size; d += kDepth, to += kPieces * kQueryPiece) {
+      const int left = layer_.key_size - d;
+      float numbers[kDepth];
+      const float* own = from + d;
+      if (left < kDepth) {
+        std::memset(numbers, 0, sizeof numbers);
+        std::memcpy(numbers, own, left * sizeof(float));
+        own = numbers;
+      }
+      store_row_pairs<kQueryPiece>(multiply(load_wide(own), scale),
+                                   multiply(load_wide(own + kWide), scale), to);
     }
-  }
-
-  void take_weights(int row, int key, const Wide* weights) const {
-    store_row_pairs<kRowPiece>(weights[0], weights[1],
-                               weights_ + key / kDepth * kRowStep + row * kDepth);
   }
 
   void score(const Work& work) const {
@@ -79,10 +77,16 @@ class Products {
     });
   }
 
+  // The rest is done as the values are weighed.
+  void soften(int row, const Seen& seen, float softcap, const Work&) const {
+    float* const part = scratch_.parts + row * part_numbers(layer_.value_size);
+    part[0] = find_top(scratch_.scores + row * kScoreStride, seen, softcap);
+  }
+
   void weigh(const Work& work) {
     for_tiles(work, [&](auto r, auto p) {
-      ValueSteps<decltype(p)::value> steps(work, scratch_, edge_, weights_, sums_, width_,
-                                           ahead_);
+      ValueSteps<decltype(p)::value> steps(work, scratch_, edge_, weights_, totals_, sums_,
+                                           width_, ahead_);
       run(r, p, steps, work.rows.end - work.rows.first);
     });
   }
@@ -90,7 +94,9 @@ class Products {
   void finish() const {
     const int64_t stride = part_numbers(layer_.value_size);
     for (int64_t row = 0; row < num_rows_; ++row) {
-      std::memcpy(scratch_.parts + row * stride + kPartHead, sums_ + row * width_,
+      float* const part = scratch_.parts + row * stride;
+      part[1] = sum(load_wide(totals_ + row * kTile));
+      std::memcpy(part + kPartHead, sums_ + row * width_,
                   sizeof(float) * padded_size(layer_.value_size));
     }
   }
@@ -127,15 +133,19 @@ class Products {
     const int tile_rows = (num_rows + R - 1) / R, last = num_rows - (R - 1) * tile_rows;
     const TilesInUse tiles{tile_rows};
     int split = 0, done = 0;
+    // Never copied: a vector of what has just been written in parts is there only when all that
+    // comes before has been carried out, the unit's work too.
+    Columns columns[2];
+    int now = 0;
     while (split < kLead && steps.has_columns()) {
-      const SplitColumns to = held(split++);
-      split_step<P>(steps.next_columns().from, to);
+      steps.next_columns(columns[now]);
+      split_step<P>(columns[now].from, held(split++));
     }
     bool has_next = steps.has_columns();
-    Columns later{};
-    if (has_next) later = steps.next_columns();
+    if (has_next) steps.next_columns(columns[now]);
+    constexpr int64_t kRowPiece = Kind::kRowPiece;
     while (steps.has_group()) {
-      const Group group = steps.next_group();
+      const auto group = steps.next_group();
       const int64_t next_row = tile_rows * group.stride;
       float* const last_sums = group.sums + (R - 1) * next_row;
       // The last tile's other rows belong to nobody, or to other rows.
@@ -149,22 +159,23 @@ class Products {
         load_sums<R, P>(sums);
       }
       TiledRows rows{group.rows, tile_rows * kDepth};
-      for (int i = 0; i < group.count; ++i, ++done, rows.first += kRowStep) {
-        if (!has_next) {
-          add_only<R, P>(rows, held(done));
-          continue;
-        }
-        const Columns next = later;
-        has_next = steps.has_columns();
-        if (has_next && next.is_whole) later = steps.next_columns();
-        const SplitColumns to = held(split++);
-        if (next.is_whole) {
-          add_and_split<R, P>(rows, held(done), next, later.from, to);
+      for (int i = 0; i < group.count; ++i, ++done, rows.first += kPieces * kRowPiece) {
+        const Columns& next = columns[now];
+        Columns& later = columns[now ^ 1];
+        if (has_next && next.is_whole) {
+          has_next = steps.has_columns();
+          if (has_next) steps.next_columns(later);
+          add_and_split<R, P, kRowPiece>(rows, held(done), next, has_next ? later : next,
+                                         held(split++), group.beside);
         } else {
-          add_only<R, P>(rows, held(done));
-          split_step<P>(next.from, to);
-          if (has_next) later = steps.next_columns();
+          add_only<R, P, kRowPiece>(rows, held(done));
+          group.beside.do_all();
+          if (!has_next) continue;
+          split_step<P>(next.from, held(split++));
+          has_next = steps.has_columns();
+          if (has_next) steps.next_columns(later);
         }
+        now ^= 1;
       }
       store_sums<R, P>(sums);
       if (is_cut) copy_sums<P>(corner_, last, group.stride, last_sums);
@@ -183,6 +194,7 @@ class Products {
   Scratch& scratch_;
   const int64_t width_;
   float* const sums_;
+  float* const totals_;
   float* const corner_;
   float* const edge_;
   uint16_t* const queries_;

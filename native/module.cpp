@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "finite.h"
 #include "layer_module.h"
 #include "linear_module.h"
 #include "pool.h"
@@ -72,6 +73,24 @@ void attend_at(const AttentionSite& site, Step& step, nb::handle given_query,
   site.attend(step, query, keys, values, out, num_threads);
 }
 
+bool has_numbers(nb::handle given, const char* name) {
+  const Tensor tensor(given, name);
+  const int64_t num_rows = rows_of(tensor, name);
+  const Heads heads = heads_of(tensor, name);
+  bool is_finite = true;
+  for (int64_t head = 0; head < tensor.shape(1); ++head) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const float* from = heads.data + head * heads.head_stride + row * heads.row_stride;
+      is_finite &= are_finite(from, tensor.shape(3));
+    }
+  }
+  return is_finite;
+}
+
+bool have_numbers(nb::handle keys, nb::handle values) {
+  return has_numbers(keys, "keys") && has_numbers(values, "values");
+}
+
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
   for (const Kernel* kernel : kKernels) {
@@ -90,6 +109,8 @@ NB_MODULE(_kernels, module) {
   module.attr("MAX_SIZE") = kMaxSize;
   module.def("kernel_names", &kernel_names,
              "Names of the kernels that run on this machine, the fastest first.");
+  module.def("have_numbers", &have_numbers, "keys"_a, "values"_a,
+             "Whether all keys and values, [1, heads, rows, size], are finite.");
   nb::class_<Step>(module, "Step", "Which tokens of which sequences a step computes.")
       .def(nb::new_(&make_step), "blocks"_a.noconvert(), "table_lengths"_a.noconvert(),
            "starts"_a.noconvert(), "counts"_a.noconvert(), nb::kw_only(), "block_size"_a)

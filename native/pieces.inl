@@ -27,14 +27,13 @@ struct Pieces {
   WideInts of[kPieces];
 };
 
-// Exact, unless the last bits are below the smallest normal number: the first piece takes eight
-// bits of 24, the second, rounded, eight of the others.
+// Exact, unless the last bits are below the smallest normal number: each piece takes eight bits of
+// 24. What stands behind the upper half of a piece is not part of it.
 PREFOLD_INLINE Pieces split(Wide value) {
   constexpr int32_t kUpper = int32_t(0xffff0000u);
-  const WideInts first = as_ints(value) & kUpper;
-  const Wide rest = value - as_floats(first);
-  const WideInts second = (as_ints(rest) + 0x8000) & kUpper;
-  return {first, second, as_ints(rest - as_floats(second))};
+  const Wide rest = value - as_floats(as_ints(value) & kUpper);
+  const Wide last = rest - as_floats(as_ints(rest) & kUpper);
+  return {as_ints(value), as_ints(rest), as_ints(last)};
 }
 
 // A step's numbers as the unit takes them, in pairs along the summed axis: number i and number
@@ -42,7 +41,10 @@ PREFOLD_INLINE Pieces split(Wide value) {
 // must not become the other number's.
 PREFOLD_INLINE WideInts paired(WideInts one, WideInts other) {
   typedef uint32_t Bits __attribute__((vector_size(64)));
-  return WideInts(Bits(one) >> 16) | (other & int32_t(0xffff0000u));
+  constexpr int kOneOrUpperOther = 0xf8;  // a | (b & c)
+  return (WideInts)_mm512_ternarylogic_epi32(__m512i(Bits(one) >> 16), (__m512i)other,
+                                             _mm512_set1_epi32(int32_t(0xffff0000u)),
+                                             kOneOrUpperOther);
 }
 
 // Where a tile's pieces are: the first one, and the others one after the other.
@@ -191,17 +193,27 @@ template <int R, int P, int64_t kRowPiece> struct Tiles {
     }
   }
 
+  // Three rows of tiles leave a tile in which another piece of their one column has place.
+  template <bool kSpare = false>
   __attribute__((always_inline)) void load_columns(int piece) const {
-    _tile_loadd(6, columns.one.piece(piece), 64);
-    if constexpr (P > 1) _tile_loadd(7, columns.other.piece(piece), 64);
+    if constexpr (kSpare && R == 3) {
+      _tile_loadd(7, columns.one.piece(piece), 64);
+    } else {
+      _tile_loadd(6, columns.one.piece(piece), 64);
+      if constexpr (P > 1) _tile_loadd(7, columns.other.piece(piece), 64);
+    }
   }
 
-  __attribute__((always_inline)) void multiply() const {
+  template <bool kSpare = false> __attribute__((always_inline)) void multiply() const {
     if constexpr (R < 3) {
       _tile_dpbf16ps(0, 4, 6);
       if constexpr (P > 1) _tile_dpbf16ps(1, 4, 7);
       if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);
       if constexpr (R > 1 && P > 1) _tile_dpbf16ps(3, 5, 7);
+    } else if constexpr (kSpare) {
+      _tile_dpbf16ps(0, 3, 7);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 7);
     } else {
       _tile_dpbf16ps(0, 3, 6);
       _tile_dpbf16ps(1, 4, 6);
@@ -259,6 +271,32 @@ PREFOLD_INLINE void add_large(TiledRows rows, const SplitColumns& columns,
   const Tiles<R, P, kRowPiece> tiles{rows, columns};
   if (!has_columns) tiles.load_columns(0);
   tiles.load_rows(0);
+  tiles.multiply();
+}
+
+// Adds all products of kDepth numbers to the sums, each piece of the rows loaded once; calls
+// between(i) before each multiplication but the last.
+template <int R, int P, int64_t kRowPiece, typename Between>
+PREFOLD_INLINE void add_all(TiledRows rows, const SplitColumns& columns, Between between) {
+  settle_memory();
+  const Tiles<R, P, kRowPiece> tiles{rows, columns};
+  tiles.load_columns(0);
+  tiles.load_rows(2);
+  between(Time<0>{});
+  tiles.multiply();
+  tiles.load_rows(1);
+  between(Time<1>{});
+  tiles.multiply();
+  tiles.template load_columns<true>(1);
+  between(Time<2>{});
+  tiles.template multiply<true>();
+  tiles.load_rows(0);
+  between(Time<3>{});
+  tiles.template multiply<true>();
+  tiles.template load_columns<true>(2);
+  between(Time<4>{});
+  tiles.template multiply<true>();
+  if constexpr (R < 3) tiles.load_columns(0);
   tiles.multiply();
 }
 

@@ -111,6 +111,22 @@ struct Manner {
   std::optional<Array> sinks;
 };
 
+// Rows of heads, [1, heads, rows, size].
+template <typename Any> int64_t rows_of(const Any& array, const char* name) {
+  require_float32(array, name);
+  require(array.ndim() == 4 && array.shape(0) == 1, name,
+          " must have the shape 1 heads rows size");
+  const int64_t num_rows = int64_t(array.shape(2));
+  require(num_rows < kLimit, "there are too many rows");
+  return num_rows;
+}
+
+template <typename Any> Heads heads_of(const Any& array, const char* name) {
+  require(array.shape(3) <= 1 || array.stride(3) == 1, name,
+          " must have no gaps in its last axis");
+  return {static_cast<const float*>(array.data()), array.stride(1), array.stride(2)};
+}
+
 // One layer's attention over a pool.
 class AttentionSite {
  public:
@@ -189,23 +205,8 @@ class AttentionSite {
   }
 
  private:
-  template <typename Any> static int64_t rows_of(const Any& array, const char* name) {
-    require_float32(array, name);
-    require(array.ndim() == 4 && array.shape(0) == 1, name,
-            " must have the shape 1 heads rows size");
-    const int64_t num_rows = int64_t(array.shape(2));
-    require(num_rows < kLimit, "there are too many rows");
-    return num_rows;
-  }
-
   static void require_size(int64_t size, const char* name) {
     require(size >= 1 && size <= kMaxSize, name, " must have a size from 1 to 256");
-  }
-
-  template <typename Any> static Heads heads_of(const Any& array, const char* name) {
-    require(array.shape(3) <= 1 || array.stride(3) == 1, name,
-            " must have no gaps in its last axis");
-    return {static_cast<const float*>(array.data()), array.stride(1), array.stride(2)};
   }
 
   static Options read_options(const Manner& manner) {

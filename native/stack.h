@@ -4,10 +4,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "finite.h"
 #include "layers.h"
 #include "pool.h"
 
@@ -111,17 +111,6 @@ class Stack {
     nb::object held_site;  // as the lists may be changed meanwhile
     nb::tuple held_rows;
   };
-
-  static bool are_finite(const float* numbers, int64_t count) {
-    constexpr uint32_t kExponent = 0x7f800000u;
-    bool is_finite = true;
-    for (int64_t i = 0; i < count; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, numbers + i, sizeof bits);
-      is_finite &= (bits & kExponent) != kExponent;
-    }
-    return is_finite;
-  }
 
   int64_t query_width() const { return layers_[0].start->layer().query.weights.outputs; }
   int64_t key_width() const { return layers_[0].start->layer().key.weights.outputs; }

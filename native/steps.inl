@@ -2,116 +2,18 @@
 // fetched meanwhile. Part of the kernel.
 #pragma once
 
-#include <utility>
-
-#include "pieces.inl"
-#include "segment.inl"
+#include "beside.inl"
 
 namespace PREFOLD_ISA {
 
-// Pieces of rows lie as [steps][pieces][rows][kDepth]; what stands behind the last row of a
-// tile may be any numbers.
-constexpr int64_t kRowPiece = int64_t(kMaxRows + kTileRows) * kDepth;
-constexpr int64_t kRowStep = kPieces * kRowPiece;
-
-// Numbers of one step: kDepth rows of one or two tiles of columns, `other` numbers apart.
-struct Source {
-  const float *upper, *lower;  // halves of the rows
-  int64_t stride, other;
-};
-
-// Runs of memory that are fetched side by side: processors go on to read what follows each.
-constexpr int kWays = 4;
-
-// Lines that are fetched for each row whose scores turn into weights.
-constexpr int kFetchedLines = 2 * kWays;
-
-struct Runs {
-  const float* of[kWays];
-};
-
-struct Columns {
-  Source from;
-  Runs ahead;  // what is fetched meanwhile, as much as is split
-  bool is_whole;  // or has been copied, to be split at once
-};
-
-template <int P, int kPair>
-PREFOLD_INLINE void split_rows(const Source& from, const SplitColumns& to) {
-  const float *upper = from.upper + kPair * from.stride,
-              *lower = from.lower + kPair * from.stride;
-  store_pairs<kPieces>(load_wide(upper), load_wide(lower),
-                       [&](int i) { return to.one.piece(i) + kPair * kDepth; });
-  if constexpr (P > 1) {
-    store_pairs<kPieces>(load_wide(upper + from.other), load_wide(lower + from.other),
-                         [&](int i) { return to.other.piece(i) + kPair * kDepth; });
-  }
-}
-
-template <int P, int... kPair>
-PREFOLD_INLINE void split_all(const Source& from, const SplitColumns& to,
-                              std::integer_sequence<int, kPair...>) {
-  (split_rows<P, kPair>(from, to), ...);
-}
-
-template <int P>
-__attribute__((noinline)) static void split_step(const Source& from, const SplitColumns& to) {
-  split_all<P>(from, to, std::make_integer_sequence<int, kDepth / 2>{});
-}
-
-template <int P, int kFirst, int... kPair>
-PREFOLD_INLINE void fetch_and_split(const Columns& next, const Source& later,
-                                    const SplitColumns& to,
-                                    std::integer_sequence<int, kPair...>) {
-  const auto fetch_part = [&](int part) __attribute__((always_inline)) {
-    for (int i = 2 * P * part; i < 2 * P * (part + 1); ++i) {
-      fetch(next.ahead.of[i % kWays] + i / kWays * kLine);
-    }
-  };
-  const auto fetch_near = [&](const float* row) __attribute__((always_inline)) {
-    __builtin_prefetch(row, 0, 3);
-    if constexpr (P > 1) __builtin_prefetch(row + later.other, 0, 3);
-  };
-  ((fetch_part(kFirst + kPair), fetch_near(later.upper + (kFirst + kPair) * later.stride),
-    fetch_near(later.lower + (kFirst + kPair) * later.stride),
-    split_rows<P, kFirst + kPair>(next.from, to)),
-   ...);
-}
-
-// Adds a step's products, and splits the next one between them; the one after that is brought
-// into the first cache.
-template <int R, int P>
-__attribute__((noinline)) static void add_and_split(TiledRows rows, const SplitColumns& columns,
-                                                    const Columns& given,
-                                                    const Source& given_later,
-                                                    const SplitColumns& to) {
-  constexpr int kTimes = times_of(kPieces), kPairs = kDepth / 2;
-  const Columns next = given;
-  const Source later = given_later;
-  add_small<R, P, kPieces, kRowPiece>(
-      rows, columns, [&](auto time) __attribute__((always_inline)) {
-        constexpr int kTime = decltype(time)::value;
-        constexpr int kFirst = kPairs * kTime / kTimes;
-        constexpr int kEnd = kPairs * (kTime + 1) / kTimes;
-        fetch_and_split<P, kFirst>(next, later, to,
-                                   std::make_integer_sequence<int, kEnd - kFirst>{});
-      });
-  add_large<R, P, kRowPiece>(rows, columns, true);
-}
-
-template <int R, int P>
-__attribute__((noinline)) static void add_only(TiledRows rows, const SplitColumns& columns) {
-  add_small<R, P, kPieces, kRowPiece>(rows, columns, [](auto) {});
-  add_large<R, P, kRowPiece>(rows, columns, true);
-}
-
 // Steps whose products are added to the same sums, one after the other.
-struct Group {
+template <typename Beside> struct Group {
   int count;
   const uint16_t* rows;  // pieces of the first row
   float* sums;
   int64_t stride;
   bool begins;
+  Beside beside;  // what is done meanwhile
 };
 
 // Where the tiles of a range of keys are, as far as they can be used where they are, or read in
@@ -143,9 +45,8 @@ class Stream {
 
   bool is_done() const { return tile_ >= num_tiles_; }
 
-  // Returns where the next lines begin, or `otherwise` behind the last one.
-  Runs next(int lines, const float* otherwise) {
-    Runs runs;
+  // Sets where the next lines begin, or `otherwise` behind the last one.
+  void next(int lines, const float* otherwise, Runs& runs) {
     for (int i = 0; i < kWays; ++i) {
       runs.of[i] = tile_ + i < num_tiles_ ? tiles_[tile_ + i] + offset_ + line_ * kLine
                                           : otherwise;
@@ -155,7 +56,6 @@ class Stream {
       line_ = 0;
       tile_ += kWays;
     }
-    return runs;
   }
 
  private:
@@ -205,6 +105,8 @@ class Steps {
 // block lie side by side; each in steps along the head.
 template <int P> class KeySteps : Steps {
  public:
+  static constexpr int64_t kRowPiece = kQueryPiece;
+
   KeySteps(const Work& work, Scratch& scratch, float* edge, const uint16_t* queries)
       : Steps(work, scratch, edge),
         queries_(queries),
@@ -219,10 +121,11 @@ template <int P> class KeySteps : Steps {
 
   bool has_group() const { return has_key(group_key_); }
 
-  Group next_group() {
+  Group<Nothing> next_group() {
     const int row = first_row(group_head_);
-    const Group group{per_head_, queries_ + row * kDepth,
-                      scratch_.scores + row * kScoreStride + group_key_, kScoreStride, true};
+    const Group<Nothing> group{
+        per_head_, queries_ + row * kDepth,
+        scratch_.scores + row * kScoreStride + group_key_, kScoreStride, true, {}};
     if (++group_head_ == num_heads_) {
       group_head_ = 0;
       group_key_ += kKeys;
@@ -232,28 +135,28 @@ template <int P> class KeySteps : Steps {
 
   bool has_columns() const { return has_key(key_); }
 
-  Columns next_columns() {
+  void next_columns(Columns& made) {
     if (part_ == 0) read();
     const int left = work_.layer.key_size - part_ * kDepth;
     const float* const from = one_.data + part_ * kDepth * one_.stride;
-    Columns made{{from, from + kDepth / 2 * one_.stride, one_.stride,
-                  other_.data - one_.data},
-                 ahead_.next(kLines, from), true};
-    if (left < kDepth) {
+    made.is_whole = left >= kDepth;
+    made.from.set(from, from + kDepth / 2 * one_.stride, one_.stride,
+                  P > 1 ? other_.data - one_.data : 0);
+    ahead_.next(kLines, from, made.ahead);
+    if (!made.is_whole) {
       for (int d = 0; d < kDepth; ++d) {
         for (int i = 0; i < kKeys; ++i) {
           const float* tile = i < kTile ? from : from + made.from.other - kTile;
           edge_[d * kKeys + i] = d < left ? tile[d * one_.stride + i] : 0.0f;
         }
       }
-      made = {{edge_, edge_ + kDepth / 2 * kKeys, kKeys, kTile}, {}, false};
+      made.from.set(edge_, edge_ + kDepth / 2 * kKeys, kKeys, kTile);
     }
-    if (++part_ < per_head_) return made;
+    if (++part_ < per_head_) return;
     part_ = 0;
-    if (++head_ < num_heads_) return made;
+    if (++head_ < num_heads_) return;
     head_ = 0;
     key_ += kKeys;
-    return made;
   }
 
  private:
@@ -262,8 +165,11 @@ template <int P> class KeySteps : Steps {
   // Of two tiles, or twice of one, whose second scores are hidden later.
   void read() {
     ++num_copied_;
-    one_ = other_ = tile(0);
-    if (P > 1 && has_key(key_ + kTile)) other_ = tile(1);
+    one_ = tile(0);
+    if constexpr (P > 1) {
+      if (has_key(key_ + kTile)) other_ = tile(1);
+      else other_.data = one_.data;
+    }
   }
 
   Tile tile(int index) {
@@ -285,48 +191,60 @@ template <int P> class KeySteps : Steps {
   Tile one_{}, other_{};
 };
 
-// Steps along the keys: all of a head for P tiles of columns after the other, or, where tiles
-// are copied first, all columns of a step after the other.
+// Steps along the keys of a head, each for P tiles of columns after the other. Scores of a step
+// turn into weights while the one before is multiplied.
 template <int P> class ValueSteps : Steps {
  public:
-  ValueSteps(const Work& work, Scratch& scratch, float* edge, const uint16_t* weights,
+  static constexpr int64_t kRowPiece = kWeightPiece;
+
+  // `weights` has room for two steps.
+  ValueSteps(const Work& work, Scratch& scratch, float* edge, uint16_t* weights, float* totals,
              float* sums, int64_t width, Stream& ahead)
       : Steps(work, scratch, edge),
         weights_(weights),
+        totals_(totals),
         sums_(sums),
         width_(width),
+        num_groups_((work.layer.value_size + kColumns - 1) / kColumns),
         ahead_(ahead),
-        spot_{0, 0, first_key_},
-        group_(spot_) {}
+        spot_{0, first_key_, 0},
+        group_(spot_) {
+    softening(spot_, 0, num_rows()).do_all();
+  }
 
   bool has_group() const { return group_.head < num_heads_; }
 
-  Group next_group() {
+  Group<Softening> next_group() {
     const int row = first_row(group_.head);
-    const int left = (work_.keys.end - first_key_ + kDepth - 1) / kDepth;
-    const Group group{is_plain_ ? left : 1,
-                      weights_ + group_.key / kDepth * kRowStep + row * kDepth,
-                      sums_ + row * width_ + group_.column, width_, false};
-    for (int i = 0; i < group.count; ++i) advance(group_);
+    Spot next = group_;
+    advance_key(next);
+    const int n = next.head < num_heads_ ? num_rows() : 0;
+    const Group<Softening> group{1,
+                                 weights_of(group_),
+                                 sums_ + row * width_ + group_.column * kColumns,
+                                 width_,
+                                 false,
+                                 softening(next, n * group_.column / num_groups_,
+                                           n * (group_.column + 1) / num_groups_)};
+    advance(group_);
     return group;
   }
 
   bool has_columns() const { return spot_.head < num_heads_; }
 
-  Columns next_columns() {
-    const int key = spot_.key, column = spot_.column;
-    if (is_plain_ || column == 0) {
+  void next_columns(Columns& made) {
+    const int key = spot_.key, column = spot_.column * kColumns;
+    if (column == 0) {
       ++num_copied_;
       upper_ = tile(0);
       lower_ = tile(1);
     }
     const int left = work_.layer.value_size - column;
-    const bool is_whole = key >= work_.keys.first && key + kDepth <= work_.keys.end &&
-                          left >= kColumns;
-    Columns made{{upper_.data + column, lower_.data + column,
-                  upper_.stride, kTileColumns},
-                 ahead_.next(kLines, upper_.data), true};
-    if (!is_whole) {
+    made.is_whole = key >= work_.keys.first && key + kDepth <= work_.keys.end &&
+                    left >= kColumns;
+    made.from.set(upper_.data + column, lower_.data + column, upper_.stride, kTileColumns);
+    ahead_.next(kLines, upper_.data, made.ahead);
+    if (!made.is_whole) {
       for (int i = 0; i < kDepth; ++i) {
         const Tile& tile = i < kTile ? upper_ : lower_;
         const float* from = tile.data + i % kTile * tile.stride + column;
@@ -335,34 +253,44 @@ template <int P> class ValueSteps : Steps {
           edge_[i * kColumns + j] = is_seen && j < left ? from[j] : 0.0f;
         }
       }
-      made = {{edge_, edge_ + kDepth / 2 * kColumns, kColumns, kTileColumns}, {}, false};
+      made.from.set(edge_, edge_ + kDepth / 2 * kColumns, kColumns, kTileColumns);
     }
     advance(spot_);
-    return made;
   }
 
  private:
   static constexpr int kColumns = P * kTileColumns, kLines = P * kDepth;
 
   struct Spot {
-    int head, column, key;
+    int head, key, column;
+    int step = 0;  // counted over all heads
   };
 
+  void advance_key(Spot& spot) const {
+    ++spot.step;
+    spot.key += kDepth;
+    if (has_key(spot.key)) return;
+    spot.key = first_key_;
+    ++spot.head;
+  }
+
   void advance(Spot& spot) const {
-    const auto next_key = [&] {
-      spot.key += kDepth;
-      if (has_key(spot.key)) return false;
-      spot.key = first_key_;
-      return true;
-    };
-    const auto next_column = [&] {
-      spot.column += kColumns;
-      if (spot.column < work_.layer.value_size) return false;
-      spot.column = 0;
-      return true;
-    };
-    const bool is_done = is_plain_ ? next_key() && next_column() : next_column() && next_key();
-    if (is_done) ++spot.head;
+    if (++spot.column < num_groups_) return;
+    spot.column = 0;
+    advance_key(spot);
+  }
+
+  int num_rows() const { return work_.rows.end - work_.rows.first; }
+
+  uint16_t* weights_of(const Spot& spot) const {
+    return weights_ + spot.step % 2 * kPieces * kWeightPiece;
+  }
+
+  // Of rows [first, end) of a segment.
+  Softening softening(const Spot& spot, int first, int end) const {
+    const int64_t row = first_row(spot.head), stride = part_numbers(work_.layer.value_size);
+    return {scratch_.scores + row * kScoreStride + spot.key, scratch_.parts + row * stride,
+            stride, totals_ + row * kTile, weights_of(spot), first, end};
   }
 
   // Nothing is read of a tile without keys that are seen.
@@ -379,9 +307,11 @@ template <int P> class ValueSteps : Steps {
                       left < kTile ? left : kTile, copy);
   }
 
-  const uint16_t* const weights_;
+  uint16_t* const weights_;
+  float* const totals_;
   float* const sums_;
   const int64_t width_;
+  const int num_groups_;
   Stream& ahead_;
   Spot spot_, group_;
   Tile upper_{}, lower_{};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "products.inl"
+#include "softmax.inl"
 
 namespace PREFOLD_ISA {
 
@@ -175,28 +176,44 @@ static void weigh_segment(const Work& work, Scratch& scratch) {
 // The products of one call of the kernel.
 class Products {
  public:
-  Products(const Layer& layer, int num_rows, Scratch& scratch) : scratch_(scratch) {
-    std::memset(scratch.parts, 0,
-                sizeof(float) * part_numbers(layer.value_size) * num_rows);
+  Products(const Layer& layer, int num_rows, Scratch& scratch)
+      : layer_(layer), scratch_(scratch), stride_(part_numbers(layer.value_size)) {
+    std::memset(scratch.parts, 0, sizeof(float) * stride_ * num_rows);
   }
 
   // Keys that are counted as one where a range of them begins or ends.
   static constexpr int kGrain = kTile;
 
-  void take_query(int) const {}
-
-  // A tile of values, for the time in which nothing else is read.
-  void fetch_ahead(const Work& work) { fetch_values(work, fetched_++); }
+  void take_query(int row, const float* from, float scale) const {
+    float* const to = scratch_.queries + row * kQueryStride;
+    for (int d = 0; d < layer_.key_size; ++d) to[d] = from[d] * scale;
+  }
 
   void score(const Work& work) const { score_segment(work, scratch_); }
-  void take_weights(int row, int key, const Wide* weights) const {
-    store(scratch_.scores + row * kScoreStride + key, *weights);
+
+  // Turns a row's scores into weights; fetches a tile of values, since nothing else is read.
+  void soften(int row, const Seen& seen, float softcap, const Work& work) {
+    fetch_values(work, fetched_++);
+    float* const scores = scratch_.scores + row * kScoreStride;
+    float* const part = scratch_.parts + row * stride_;
+    const float top = find_top(scores, seen, softcap);
+    Wide totals = spread_wide(0.0f);
+    for (int key = seen.first; key < seen.end; key += kTile) {
+      const Wide weights = weights_of(scores + key, top);
+      totals = add(totals, weights);
+      store(scores + key, weights);
+    }
+    part[0] = top;
+    part[1] = sum(totals);
   }
+
   void weigh(const Work& work) const { weigh_segment(work, scratch_); }
   void finish() const {}
 
  private:
+  const Layer& layer_;
   Scratch& scratch_;
+  const int64_t stride_;
   int fetched_ = kLead;  // the tiles before have been fetched when scores are there
 };
 

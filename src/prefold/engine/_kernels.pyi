@@ -9,6 +9,7 @@ PARTITION: int
 MAX_SIZE: int
 
 def kernel_names() -> list[str]: ...
+def have_numbers(keys: torch.Tensor, values: torch.Tensor) -> bool: ...
 
 class Step:
     def __init__(

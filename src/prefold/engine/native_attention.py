@@ -108,18 +108,18 @@ class NativeAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the call's keys and values, then attend to everything its rows see."""
-        _, heads, num_rows, _ = call.query.shape
-        out = torch.empty(1, num_rows, heads, call.value.shape[-1])
-        self._sites.of_call(call).attend(
-            self._step,
-            _readable(call.query),
-            _readable(call.key),
-            _readable(call.value),
-            out,
-            num_threads=torch.get_num_threads(),
-        )
-        self._usable.note(call.layer, call.key, call.value)
         dtype = call.query.dtype
+        query, key, value = map(_readable, (call.query, call.key, call.value))
+        _, heads, num_rows, _ = query.shape
+        out = torch.empty(1, num_rows, heads, value.shape[-1])
+        self._sites.of_call(call).attend(
+            self._step, query, key, value, out, num_threads=torch.get_num_threads()
+        )
+        usable = self._usable
+        if call.layer == usable.last_layer and not (
+            usable.keeps_numbers and _kernels.have_numbers(key, value)
+        ):
+            usable.note(call.layer, key, value)
         return out if dtype is torch.float32 else out.to(dtype)
 
     def run_stack(self, run: StackRun) -> None:

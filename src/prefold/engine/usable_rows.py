@@ -15,10 +15,11 @@ from prefold.errors import UnusableStepError
 class UsableRows:
     """Looks at what the last layer writes. Lives for a step."""
 
-    __slots__ = ("_dtype", "_last_layer", "_rows", "keeps_numbers")
+    __slots__ = ("_dtype", "_rows", "keeps_numbers", "last_layer")
 
     def __init__(self, store: KvStore) -> None:
-        self._last_layer = len(store.layout.layers) - 1
+        #: Whose rows tell of all layers: a token's NaN in one is in all later ones.
+        self.last_layer = len(store.layout.layers) - 1
         self._dtype = store.dtype
         self._rows: torch.Tensor | None = None
         #: Whether every finite float32 is one as it is stored.
@@ -26,8 +27,7 @@ class UsableRows:
 
     def note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Look at a layer's keys and values, ``[1, heads, rows, size]``."""
-        if layer != self._last_layer:
-            # A token's NaN in one layer is in all later ones, so the last one tells.
+        if layer != self.last_layer:
             return
         # As they are stored: a narrower type may have no such number. Whole numbers have a
         # scale, which any number can be brought to.
