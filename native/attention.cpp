@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "chains.h"
+
 namespace prefold {
 
 namespace {
@@ -39,25 +41,24 @@ class Call {
                   inputs_.values);
   }
 
-  // Whole tiles come first, since they take longest.
-  int64_t num_items() const { return num_tiles() + int64_t(schedule_.units.size()); }
+  int64_t num_tiles() const { return int64_t(schedule_.tiles.size()) * layer_.kv_heads; }
 
-  void run(int64_t item, Scratch& scratch) const {
-    if (item >= num_tiles()) {
-      run_unit(schedule_.units[item - num_tiles()], scratch);
-      return;
-    }
-    const int head = int(item % layer_.kv_heads);
-    run_tile(schedule_.tiles[item / layer_.kv_heads], {head, head + 1}, scratch);
+  void run_tile(int64_t index, Scratch& scratch) const {
+    const int head = int(index % layer_.kv_heads);
+    run_tile(schedule_.tiles[index / layer_.kv_heads], {head, head + 1}, scratch);
   }
 
-  // The first keys of an item, as far as it waits for memory rather than for arithmetic.
-  Ahead ahead(int64_t item) const {
-    if (item < num_tiles() || item >= num_items()) return {};
-    const PartUnit& unit = schedule_.units[item - num_tiles()];
-    const Segment& segment = schedule_.segments[unit.first_segment];
-    return {&members_[segment.first_member], segment.end_key, unit.partition * kPartition,
-            unit.heads};
+  // Each thread takes a unit ahead, so that it knows what to fetch meanwhile.
+  void run_units(Claims& claims, Scratch& scratch) const {
+    for (int i; (i = claims.take_chain()) != Claims::kNothing;) {
+      follow(schedule_.chains[i], i, claims, scratch);
+    }
+    for (int unit = claims.take_last(); unit != Claims::kNothing;) {
+      const int next = claims.take_last();
+      scratch.ahead = ahead(next);
+      store_unit(schedule_.units[unit], scratch);
+      unit = next;
+    }
   }
 
   // All heads of one position whose parts were stored.
@@ -65,8 +66,10 @@ class Call {
     const Range own = partitions_of(position);
     for (int head = 0; head < layer_.heads; ++head) {
       float* sum = part(member, position, head, own.first);
-      for (int64_t partition = own.first + 1; partition < own.end; ++partition) {
-        kernel_.merge(sum, part(member, position, head, partition), layer_.value_size);
+      const int64_t merged = workspace_.merged()[member * layer_.kv_heads + head / group_];
+      for (int64_t partition = std::max(merged, own.first + 1); partition < own.end;
+           ++partition) {
+        kernel_.merge(sum, part(member, position, head, partition), 1, layer_.value_size);
       }
       finish(sum, row_of(members_[member], position), head);
     }
@@ -77,7 +80,14 @@ class Call {
     int64_t first, end;
   };
 
-  int64_t num_tiles() const { return int64_t(schedule_.tiles.size()) * layer_.kv_heads; }
+  // The first keys of a unit, which waits for memory rather than for arithmetic.
+  Ahead ahead(int index) const {
+    if (index == Claims::kNothing) return {};
+    const PartUnit& unit = schedule_.units[index];
+    const Segment& segment = schedule_.segments[unit.first_segment];
+    return {&members_[segment.first_member], segment.end_key, unit.partition * kPartition,
+            unit.heads};
+  }
 
   void run_tile(const WholeTile& tile, HeadRange heads, Scratch& scratch) const {
     Row rows[kMaxRows];
@@ -94,13 +104,62 @@ class Call {
     if (num_rows > 0) run_rows(rows, num_rows, heads, scratch);
   }
 
-  void run_unit(const PartUnit& unit, Scratch& scratch) const {
+  // Computes what is left of a chain from its first unit on.
+  void follow(const Chain& chain, int index, Claims& claims, Scratch& scratch) const {
+    const bool is_single = chain.end_unit - chain.first_unit == 1;
+    int64_t merged = 0;
+    const PartUnit* last = nullptr;
+    for (int at = claims.take_first(index); at != Claims::kNothing;) {
+      const int next = claims.take_first(index);
+      scratch.ahead = ahead(next == Claims::kNothing ? claims.peek() : next);
+      const PartUnit& unit = schedule_.units[at];
+      at = next;
+      if (!chain.is_first || is_single) {
+        store_unit(unit, scratch);
+        continue;
+      }
+      for_batches(unit, [&](const Row* rows, int num_rows, int before) {
+        attend(unit, rows, num_rows, scratch);
+        add_parts(scratch.parts, num_rows * num_heads(unit), unit.partition == 0,
+                  scratch.state + before * part_numbers_);
+      });
+      last = &unit;
+      merged = unit.partition + 1;
+    }
+    if (last == nullptr) return;
+    for_batches(*last, [&](const Row* rows, int num_rows, int before) {
+      store_parts(scratch.state + before * part_numbers_, rows, num_rows, last->heads, 0);
+    });
+    for (int member = last->first_member; member < last->end_member; ++member) {
+      for (int head = last->heads.first; head < last->heads.end; ++head) {
+        workspace_.merged()[member * layer_.kv_heads + head] = merged;
+      }
+    }
+  }
+
+  void store_unit(const PartUnit& unit, Scratch& scratch) const {
+    for_batches(unit, [&](const Row* rows, int num_rows, int) {
+      attend(unit, rows, num_rows, scratch);
+      store_parts(scratch.parts, rows, num_rows, unit.heads, unit.partition);
+    });
+  }
+
+  static int num_heads(const PartUnit& unit) { return unit.heads.end - unit.heads.first; }
+
+  // Calls take(rows, num_rows, before) for as many of a unit's rows as go through a partition
+  // together, `before` being how many rows of all heads came before.
+  template <typename Take> void for_batches(const PartUnit& unit, Take take) const {
     const int64_t end_key = (unit.partition + 1) * kPartition;
     const int64_t window = inputs_.options.window;
-    const int num_heads = unit.heads.end - unit.heads.first;
-    const int limit = num_heads == 1 ? kernel_.batch_rows : kMaxRows / num_heads;
+    const int limit =
+        num_heads(unit) == 1 ? kernel_.batch_rows : kMaxRows / num_heads(unit);
     Row rows[kMaxRows];
-    int num_rows = 0;
+    int num_rows = 0, before = 0;
+    const auto take_all = [&] {
+      take(rows, num_rows, before);
+      before += num_rows * num_heads(unit);
+      num_rows = 0;
+    };
     for (int i = unit.first_member; i < unit.end_member; ++i) {
       const Member& member = members_[i];
       const int64_t first = std::max(member.start, unit.partition * kPartition);
@@ -109,14 +168,11 @@ class Call {
       for (int64_t position = first; position < end; ++position) {
         for (int head = 0; head < group_; ++head) {
           rows[num_rows++] = make_row(i, position, head);
-          if (num_rows == limit) {
-            store_parts(unit, rows, num_rows, scratch);
-            num_rows = 0;
-          }
+          if (num_rows == limit) take_all();
         }
       }
     }
-    if (num_rows > 0) store_parts(unit, rows, num_rows, scratch);
+    if (num_rows > 0) take_all();
   }
 
   static int64_t row_of(const Member& member, int64_t position) {
@@ -149,6 +205,15 @@ class Call {
                    result_.data + (packed * layer_.heads + head) * layer_.value_size);
   }
 
+  // Adds rows' parts over one partition to their sums over those before it.
+  void add_parts(const float* parts, int num_rows, bool is_first, float* sums) const {
+    if (is_first) {
+      std::memcpy(sums, parts, sizeof(float) * part_numbers_ * num_rows);
+      return;
+    }
+    kernel_.merge(sums, parts, num_rows, layer_.value_size);
+  }
+
   // One sequence's rows, over all partitions in order.
   void run_rows(const Row* rows, int num_rows, HeadRange heads, Scratch& scratch) const {
     const Member& member = members_[rows[0].member];
@@ -171,13 +236,8 @@ class Call {
         for (int r = first; r < first + count; ++r) {
           const Range own = partitions_of(rows[r].position);
           if (partition < own.first || partition >= own.end) continue;
-          float* sum = scratch.state + r * part_numbers_;
-          const float* now = scratch.parts + (r - first) * part_numbers_;
-          if (partition == own.first) {
-            std::memcpy(sum, now, sizeof(float) * part_numbers_);
-          } else {
-            kernel_.merge(sum, now, layer_.value_size);
-          }
+          add_parts(scratch.parts + (r - first) * part_numbers_, 1, partition == own.first,
+                    scratch.state + r * part_numbers_);
         }
       }
     }
@@ -187,17 +247,19 @@ class Call {
     }
   }
 
-  void store_parts(const PartUnit& unit, const Row* rows, int num_rows,
-                   Scratch& scratch) const {
+  // Fills scratch.parts.
+  void attend(const PartUnit& unit, const Row* rows, int num_rows, Scratch& scratch) const {
     kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options, rows, num_rows,
                    unit.heads, schedule_.segments.data() + unit.first_segment,
                    unit.end_segment - unit.first_segment, unit.partition, scratch);
-    const float* from = scratch.parts;
-    for (int kv_head = unit.heads.first; kv_head < unit.heads.end; ++kv_head) {
+  }
+
+  void store_parts(const float* from, const Row* rows, int num_rows, HeadRange heads,
+                   int64_t partition) const {
+    for (int kv_head = heads.first; kv_head < heads.end; ++kv_head) {
       for (int r = 0; r < num_rows; ++r, from += part_numbers_) {
         const Row& row = rows[r];
-        std::memcpy(part(row.member, row.position, kv_head * group_ + row.head,
-                         unit.partition),
+        std::memcpy(part(row.member, row.position, kv_head * group_ + row.head, partition),
                     from, sizeof(float) * part_numbers_);
       }
     }
@@ -252,6 +314,7 @@ void attend(const Kernel& kernel, Step& step, const Layer& layer, const Inputs& 
             const Result& result, int num_threads, Workspace& workspace) {
   const Schedule& schedule = step.schedule(layer, inputs.options.window, num_threads);
   workspace.reserve(num_threads, schedule.num_parts * part_numbers(layer.value_size));
+  workspace.merged().assign(step.members().size() * layer.kv_heads, 0);
   std::vector<Write> writes;
   std::vector<std::pair<int32_t, int64_t>> merges;
   const std::vector<Member>& members = step.members();
@@ -270,22 +333,17 @@ void attend(const Kernel& kernel, Step& step, const Layer& layer, const Inputs& 
 
   const Call call(kernel, step, schedule, layer, inputs, result, workspace);
   const int64_t num_writes = int64_t(writes.size());
-  const int64_t num_items = call.num_items();
-  std::atomic<int64_t> next_item{0};
-  const int64_t num_merges = int64_t(merges.size());
+  const int64_t num_tiles = call.num_tiles(), num_merges = int64_t(merges.size());
+  std::atomic<int64_t> next_tile{0};
+  Claims claims(schedule.chains);
 #pragma omp parallel num_threads(num_threads)
   {
     Scratch& scratch = workspace.scratch(omp_get_thread_num());
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_writes; ++i) call.write(writes[i]);
-    // Each thread takes an item ahead, so that it knows what to fetch meanwhile.
-    int64_t next = next_item.fetch_add(1);
-    while (next < num_items) {
-      const int64_t item = next;
-      next = next_item.fetch_add(1);
-      scratch.ahead = call.ahead(next);
-      call.run(item, scratch);
-    }
+    // Whole tiles come first, since they take longest.
+    for (int64_t i; (i = next_tile.fetch_add(1)) < num_tiles;) call.run_tile(i, scratch);
+    call.run_units(claims, scratch);
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_merges; ++i) call.merge(merges[i].first, merges[i].second);

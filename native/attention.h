@@ -28,6 +28,8 @@ class Workspace {
   void reserve(int num_threads, int64_t part_numbers);
   Scratch& scratch(int thread) { return scratches_[thread]; }
   float* parts() { return parts_.get(); }
+  // Up to where a row's first part holds the sum of the parts before.
+  std::vector<int64_t>& merged() { return merged_; }
 
  private:
   struct Free {
@@ -39,6 +41,7 @@ class Workspace {
   std::vector<Memory> memories_;
   std::vector<Scratch> scratches_;
   Memory parts_;
+  std::vector<int64_t> merged_;
   int64_t part_room_ = 0;
 };
 

@@ -122,8 +122,8 @@ struct Kernel {
   void (*attend)(const Layer&, const Member* members, const Heads& query, const Options&,
                  const Row* rows, int num_rows, HeadRange heads, const Segment* segments,
                  int num_segments, int64_t partition, Scratch&);
-  // Adds a part to the sum of those before it.
-  void (*merge)(float* sum, const float* part, int value_size);
+  // Adds rows' parts to their sums over the partitions before.
+  void (*merge)(float* sums, const float* parts, int num_rows, int value_size);
   // Turns a sum of parts into the result. A null sink is none.
   void (*finish)(const float* sum, const float* sink, int value_size, float* out);
 };

@@ -76,14 +76,30 @@ PREFOLD_INLINE void scale_and_add(float* sum, float before, const float* part, f
   }
 }
 
-static void merge(float* sum, const float* part, int value_size) {
-  const float top = sum[0] > part[0] ? sum[0] : part[0];
-  const Floats shift = {sum[0] - top, part[0] - top, 0, 0, 0, 0, 0, 0};
-  const Floats factors = power_of_two(shift);
-  sum[1] = sum[1] * factors[0] + part[1] * factors[1];
-  scale_and_add(sum + kPartHead, factors[0], part + kPartHead, factors[1],
-                padded_size(value_size));
-  sum[0] = top;
+static void merge(float* sums, const float* parts, int num_rows, int value_size) {
+  const int64_t stride = part_numbers(value_size);
+  for (int first = 0; first < num_rows; first += kLanes) {
+    const int count = num_rows - first < kLanes ? num_rows - first : kLanes;
+    float* const sum = sums + first * stride;
+    const float* const part = parts + first * stride;
+    float before[kLanes] = {}, now[kLanes] = {}, top[kLanes];
+    for (int r = 0; r < count; ++r) {
+      before[r] = sum[r * stride];
+      now[r] = part[r * stride];
+    }
+    const Floats tops = larger(load(before), load(now));
+    store(top, tops);
+    store(before, power_of_two(load(before) - tops));
+    store(now, power_of_two(load(now) - tops));
+    for (int r = 0; r < count; ++r) {
+      float* const own = sum + r * stride;
+      const float* const other = part + r * stride;
+      own[0] = top[r];
+      own[1] = own[1] * before[r] + other[1] * now[r];
+      scale_and_add(own + kPartHead, before[r], other + kPartHead, now[r],
+                    padded_size(value_size));
+    }
+  }
 }
 
 static void finish(const float* sum, const float* sink, int value_size, float* out) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 namespace prefold {
 
@@ -73,7 +74,7 @@ const Schedule& Step::schedule(const Layer& layer, int64_t window, int num_threa
   }
   Schedule made{window, layer.heads, layer.kv_heads, layer.value_size, num_threads,
                 {},     {},          {},             {},               {},
-                {},     0};
+                {},     {},          0};
   const int num_members = int(members_.size());
   const int group = layer.heads / layer.kv_heads;
   int64_t tile_tokens = std::max(kMaxRows / group, 1);
@@ -143,8 +144,48 @@ const Schedule& Step::schedule(const Layer& layer, int64_t window, int num_threa
       first = end;
     }
   }
+  add_chains(made);
   schedules_.push_back(std::move(made));
   return schedules_.back();
+}
+
+// Puts units in the order of chains.
+void Step::add_chains(Schedule& schedule) const {
+  std::vector<PartUnit>& units = schedule.units;
+  const auto rows_of = [](const PartUnit& unit) {
+    return std::tuple(unit.first_member, unit.end_member, unit.heads.first);
+  };
+  std::stable_sort(units.begin(), units.end(), [&](const PartUnit& a, const PartUnit& b) {
+    return rows_of(a) < rows_of(b);
+  });
+  // Whether no row is of a position before the partition.
+  const auto has_all_rows = [&](const PartUnit& unit) {
+    return std::all_of(members_.begin() + unit.first_member, members_.begin() + unit.end_member,
+                       [&](const Member& member) {
+                         return member.start >= unit.partition * kPartition;
+                       });
+  };
+  const int group = schedule.heads / schedule.kv_heads;
+  for (int i = 0; i < int(units.size()); ++i) {
+    const PartUnit& unit = units[i];
+    const bool has_all = has_all_rows(unit);
+    if (i > 0 && rows_of(units[i - 1]) == rows_of(unit) &&
+        units[i - 1].partition + 1 == unit.partition && has_all == has_all_rows(units[i - 1])) {
+      schedule.chains.back().end_unit = i + 1;
+      continue;
+    }
+    int64_t num_rows = 0;
+    for (int m = unit.first_member; m < unit.end_member; ++m) {
+      num_rows += (members_[m].end - members_[m].start) * group;
+    }
+    const bool has_room = num_rows * (unit.heads.end - unit.heads.first) <= kMaxRows;
+    schedule.chains.push_back(
+        {i, i + 1, schedule.window == 0 && unit.partition == 0 && has_all && has_room});
+  }
+  std::stable_sort(schedule.chains.begin(), schedule.chains.end(),
+                   [](const Chain& a, const Chain& b) {
+                     return a.end_unit - a.first_unit > b.end_unit - b.first_unit;
+                   });
 }
 
 // Members [first, end) share all keys before `key`. What they share from there on is one

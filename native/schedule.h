@@ -23,12 +23,20 @@ struct PartUnit {
   HeadRange heads;
 };
 
+// Units of the same rows over consecutive partitions. Where these are all that come first for the
+// rows, parts can be merged as they are made.
+struct Chain {
+  int32_t first_unit, end_unit;
+  bool is_first;
+};
+
 // What layers of one geometry and window do in a step.
 struct Schedule {
   int64_t window;
   int32_t heads, kv_heads, value_size, num_threads;
   std::vector<WholeTile> tiles;
-  std::vector<PartUnit> units;
+  std::vector<PartUnit> units;  // those of a chain one after the other
+  std::vector<Chain> chains;    // the longest first
   std::vector<Segment> segments;
   // By member: where its parts begin, the partition of the first, and how many partitions
   // each row has. Parts are [rows][heads][partitions]; none for members of whole tiles.
@@ -54,6 +62,7 @@ class Step {
 
  private:
   void add_segments(Schedule& schedule, int64_t start, int first, int end, int64_t key);
+  void add_chains(Schedule& schedule) const;
 
   std::vector<int32_t> blocks_;
   std::vector<Member> members_;

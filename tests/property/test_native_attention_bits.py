@@ -92,14 +92,21 @@ def test_bits_do_not_depend_on_chunks_neighbours_or_threads(
 @given(
     heads=st.sampled_from(OPTIONS),
     way=st.sampled_from(WAYS),
-    shared=st.integers(0, 560),
+    shared=st.integers(0, 1300),
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=20),
     steps=st.lists(st.integers(1, 17), min_size=1, max_size=3),
+    threads=st.integers(1, 4),
 )
 @settings(max_examples=40)
 def test_bits_do_not_depend_on_who_shares_blocks(
-    heads: Heads, way: Way, shared: int, lengths: list[int], steps: list[int]
+    heads: Heads,
+    way: Way,
+    shared: int,
+    lengths: list[int],
+    steps: list[int],
+    threads: int,
 ) -> None:
+    torch.set_num_threads(threads)
     shared -= shared % way.block_size
     drawn = [make_prompt(heads, shared + n, seed=i) for i, n in enumerate(lengths)]
     prompts = share_prefix(drawn, shared)
@@ -169,6 +176,27 @@ def test_prefixes_of_prefixes_are_shared_with_the_same_bits(kernel: str) -> None
 
     for rows, whole in zip(together, alone, strict=True):
         assert _same_bits(rows, whole[699:])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_parts_are_merged_once_wherever_sequences_part(kernel: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    # They part within a partition, at its end, and partitions before their own ends.
+    for shared in (256, 272, 512, 768):
+        heads = Heads(num_heads=6, num_kv_heads=2)
+        drawn = [make_prompt(heads, 1100, seed=i) for i in range(3)]
+        prompts = share_prefix(drawn, shared)
+        way = Way(kernel=kernel, shared_tokens=shared)
+        pool = Pool(heads, prompts, way=way)
+        pool.run([(0, 0, shared)])
+        alone = [pool.run([(i, shared, 1100)])[0] for i in range(3)]
+        for end in (1100, 1099, shared + 1, shared + 2, shared + 300):
+            # A step of more partitions, whose sums are of no use to the next one.
+            pool.run([(0, 1099, 1100)])
+            spans = [(i, end - 1, end) for i in range(3)]
+            for i, rows in enumerate(pool.run(spans)):
+                assert _same_bits(rows, alone[i][end - 1 - shared : end - shared])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

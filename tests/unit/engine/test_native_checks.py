@@ -241,3 +241,40 @@ def test_whatever_a_step_says_it_is_refused_or_stays_inside_the_pool(
     written = numbers.view(NUM_BLOCKS, -1).any(1).nonzero().flatten().tolist()
     assert set(written) <= set(blocks)
     assert int((numbers != 0).sum()) <= 2 * KV_HEADS * SIZE * int(columns[2].sum())
+
+
+@pytest.mark.parametrize("spoilt", [float("inf"), float("-inf"), float("nan")])
+def test_one_number_that_is_none_is_found_wherever_it_is(spoilt: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Heads side by side in a row, as layers make them.
+    given = torch.randn(1, 3, 7, 40, generator=generator)
+    largest = torch.finfo(torch.float32).max
+    given[0, 0, 0, :2] = torch.tensor([largest, -largest])
+    rows = given.transpose(1, 2).contiguous()
+    for keys in (given, rows.transpose(1, 2), given[:, :, ::2], given[:, ::2]):
+        assert _kernels.have_numbers(keys, keys)
+        for index in range(keys.numel()):
+            row, column = divmod(index, keys.shape[3])
+            head, row = divmod(row, keys.shape[2])
+            place = 0, head, row, column
+            before = float(keys[place])
+            keys[place] = spoilt
+            assert not _kernels.have_numbers(keys, torch.ones_like(keys))
+            assert not _kernels.have_numbers(torch.ones_like(keys), keys)
+            keys[place] = before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.ones(3, 7, 40),
+        torch.ones(2, 3, 7, 40),
+        torch.ones(1, 3, 7, 40, dtype=torch.float16),
+        torch.ones(1, 3, 40, 7).transpose(2, 3),
+    ],
+)
+def test_what_is_no_rows_of_heads_is_not_looked_at(wrong: torch.Tensor) -> None:
+    right = torch.ones(1, 3, 7, 40)
+    for pair in ((wrong, right), (right, wrong)):
+        with pytest.raises(ValueError, match="keys|values"):
+            _kernels.have_numbers(*pair)
