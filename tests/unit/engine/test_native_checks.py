@@ -276,5 +276,5 @@ def test_one_number_that_is_none_is_found_wherever_it_is(spoilt: float) -> None:
 def test_what_is_no_rows_of_heads_is_not_looked_at(wrong: torch.Tensor) -> None:
     right = torch.ones(1, 3, 7, 40)
     for pair in ((wrong, right), (right, wrong)):
-        with pytest.raises(ValueError, match="keys|values"):
+        with pytest.raises(ValueError, match=r"keys|values"):
             _kernels.have_numbers(*pair)
