@@ -53,6 +53,8 @@ struct Product {
   const float* bias;  // a number for each output of all panels, or null for none
   void* out;          // [rows][outputs] without gaps
   Element out_element;
+  // Whether the same thread's last product, with this scratch memory, was of the same rows.
+  bool is_of_same_rows = false;
 };
 
 struct Range {

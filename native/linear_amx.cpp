@@ -116,12 +116,14 @@ __attribute__((noinline)) static void add_only(TiledRows rows,
 // block, whose results nobody asks for.
 template <typename Word> class Block {
  public:
-  Block(const Product& product, Range rows, float* scratch)
+  // `has_rows` if the block before was of the same rows.
+  Block(const Product& product, Range rows, bool has_rows, float* scratch)
       : product_(product),
         rows_(rows),
         num_tiles_((rows.end - rows.first + kTileRows - 1) / kTileRows),
         tile_rows_((rows.end - rows.first + num_tiles_ - 1) / num_tiles_),
         num_steps_((product.weights.inputs + kDepth - 1) / kDepth),
+        has_rows_(has_rows && num_steps_ <= kMostSteps),
         held_steps_(num_tiles_ > 2 ? kChunkSteps : kMostSteps),
         others_ring_(num_tiles_ > 2 ? kRing : kLead + 1),
         sums_(scratch),
@@ -138,49 +140,73 @@ template <typename Word> class Block {
       for (int64_t step = 0; step < num_steps_; step += kMostSteps) {
         const int64_t rest = num_steps_ - step;
         const Range steps{step, step + (rest < kMostSteps ? rest : kMostSteps)};
-        if (num_steps_ > kMostSteps || first == panels.first) split_rows(steps);
+        const bool has_rows = num_steps_ <= kMostSteps && first > panels.first;
+        if (!has_rows && !has_rows_) split_rows(steps);
         add_steps(own, steps);
       }
     }
   }
 
  private:
-  // A step of a group of panels.
-  struct Place {
-    int64_t panel, step;
+  // Goes through the steps of a group of panels, and then through those of the next one.
+  class Cursor {
+   public:
+    Cursor(const Weights& weights, Range panels, Range steps)
+        : weights_(weights), panels_(panels), steps_(steps), panel_(panels.first),
+          step_(steps.first) {
+      look();
+    }
+
+    bool is_over() const { return panel_ >= panels_.end; }
+    int64_t num_inputs() const { return weights_.inputs - step_ * kDepth; }
+    // Behind the last step those of the last one.
+    const Pair<Word>& words() const { return words_; }
+
+    void advance() {
+      if (is_over()) return;
+      if (++step_ < steps_.end) {
+        words_.one += kStepWords;
+        words_.other += kStepWords;
+        return;
+      }
+      step_ = steps_.first;
+      panel_ += kGroupPanels;
+      if (!is_over()) look();
+    }
+
+   private:
+    static constexpr int64_t kStepWords = kDepth * Words<Word>::count;
+
+    // Instead of a panel that there is not, another one.
+    void look() {
+      const int64_t panel_words = weights_.inputs * Words<Word>::count;
+      words_.one = static_cast<const Word*>(weights_.panels) + panel_ * panel_words +
+                   step_ * kStepWords;
+      words_.other = panel_ + 1 == panels_.end ? words_.one : words_.one + panel_words;
+    }
+
+    const Weights& weights_;
+    const Range panels_, steps_;
+    int64_t panel_, step_;
+    Pair<Word> words_;
   };
 
-  int64_t inputs_from(int64_t step) const {
-    return product_.weights.inputs - step * kDepth;
+  // Where a step's pieces are. First pieces stay until their chunk is complete; the others of two
+  // tiles of rows, which are used once, soon give way to later ones.
+  struct Slot {
+    int64_t first, others;
+  };
+
+  Slot after(Slot slot) const {
+    return {slot.first + 1 == kRing ? 0 : slot.first + 1,
+            slot.others + 1 == others_ring_ ? 0 : slot.others + 1};
   }
 
-  static Place later(Place place, int64_t count, Range steps) {
-    place.step += count;
-    while (place.step >= steps.end) {
-      place.step -= steps.end - steps.first;
-      place.panel += kGroupPanels;
-    }
-    return place;
-  }
-
-  // Where a step's words are; instead of those of a panel that there is not, others.
-  Pair<Word> words(Place place, Range panels) const {
-    const Word* all = static_cast<const Word*>(product_.weights.panels);
-    const int64_t inputs = product_.weights.inputs;
-    const Word* one = all + (place.panel * inputs + place.step * kDepth) * Words<Word>::count;
-    const bool is_alone = place.panel + 1 == panels.end;
-    return {one, is_alone ? one : one + inputs * Words<Word>::count};
-  }
-
-  // Where the step that is split as number `count` is. First pieces stay until their chunk is
-  // complete; the others of two tiles of rows, which are used once, soon give way to later ones.
-  SplitColumns held(int64_t count) const {
-    const auto panel = [&](int64_t index) -> Split<uint16_t> {
-      constexpr int64_t kOthers = kPiecesNumbers - kPieceNumbers;
-      return {weights_ + (count % kRing * kGroupPanels + index) * kPieceNumbers,
-              others_ + (count % others_ring_ * kGroupPanels + index) * kOthers};
-    };
-    return {panel(0), panel(1)};
+  SplitColumns held(Slot slot) const {
+    constexpr int64_t kOthers = kPiecesNumbers - kPieceNumbers;
+    uint16_t* const first = weights_ + slot.first * kGroupPanels * kPieceNumbers;
+    uint16_t* const others = others_ + slot.others * kGroupPanels * kOthers;
+    return {{first, others}, {first + kPieceNumbers, others + kOthers}};
   }
 
   uint16_t* tile_of_rows(int64_t tile, int64_t step) const {
@@ -194,77 +220,97 @@ template <typename Word> class Block {
       const float* from = product_.rows + row * inputs;
       uint16_t* to = tile_of_rows(index / tile_rows_, 0) + index % tile_rows_ * kDepth;
       for (int64_t step = steps.first; step < steps.end; ++step, to += kPiecesNumbers) {
-        store_row(from + step * kDepth, inputs_from(step), to);
+        store_row(from + step * kDepth, inputs - step * kDepth, to);
       }
     }
   }
 
   // Some steps for group after group of panels.
   void add_steps(Range panels, Range steps) const {
-    Place place{panels.first, steps.first};
-    for (int64_t i = 0; i < kLead; ++i) {
-      const Place next = later(place, i, steps);
-      if (next.panel >= panels.end) continue;
-      split_step<Word>({words(next, panels), {}, held(i), inputs_from(next.step)});
+    Cursor next(product_.weights, panels, steps), ahead = next;
+    Slot split{0, 0};
+    for (int64_t i = 0; i < kLead; ++i, next.advance(), split = after(split)) {
+      split_step<Word>({next.words(), {}, held(split), next.num_inputs()});
     }
-    for (int64_t done = 0; place.panel < panels.end;) {
-      const int64_t left = steps.end - place.step;
-      const int64_t count = left < held_steps_ ? left : held_steps_;
-      const bool is_alone = place.panel + 1 == panels.end;
-      for (int64_t tile = 0; tile < num_tiles_; tile += 2) {
-        const Held own{panels, steps, place, tile, done, count};
-        const bool is_last = tile + 1 == num_tiles_;
-        if (is_last) is_alone ? add<1, 1>(own) : add<1, 2>(own);
-        else is_alone ? add<2, 1>(own) : add<2, 2>(own);
+    for (int64_t i = 0; i < kLead + kAhead; ++i) ahead.advance();
+    Feed feed{next, ahead, split};
+    Slot slot{0, 0};
+    for (int64_t panel = panels.first; panel < panels.end; panel += kGroupPanels) {
+      const bool is_alone = panel + 1 == panels.end;
+      for (int64_t step = steps.first; step < steps.end; step += held_steps_) {
+        const int64_t left = steps.end - step;
+        const Held own{totals(panels, panel), step, left < held_steps_ ? left : held_steps_,
+                       step - steps.first, slot};
+        for (int64_t tile = 0; tile < num_tiles_; tile += 2) {
+          const bool is_last = tile + 1 == num_tiles_;
+          if (is_last) slot = is_alone ? add<1, 1>(own, tile, feed) : add<1, 2>(own, tile, feed);
+          else slot = is_alone ? add<2, 1>(own, tile, feed) : add<2, 2>(own, tile, feed);
+        }
       }
-      if (place.step + count == num_steps_) {
-        write_out(place.panel, totals(panels, place.panel));
-        if (!is_alone) write_out(place.panel + 1, totals(panels, place.panel + 1));
-      }
-      done += count;
-      place = later(place, count, steps);
+      if (steps.end < num_steps_) continue;
+      write_out(panel, totals(panels, panel));
+      if (!is_alone) write_out(panel + 1, totals(panels, panel + 1));
     }
   }
 
-  // Some steps of a group of panels that one or two tiles of rows are multiplied with.
-  struct Held {
-    Range panels, steps;
-    Place place;
-    int64_t tile, done, count;
+  // What is split and fetched next, and where it is split to.
+  struct Feed {
+    Cursor next, ahead;
+    Slot to;
   };
 
-  template <int R, int P> void add(const Held& own) const {
+  // Some steps of a group of panels that one or two tiles of rows are multiplied with.
+  struct Held {
+    float* total;
+    int64_t step, count;
+    int64_t index;  // of the step among those whose rows are split
+    Slot slot;
+  };
+
+  // Returns the slot behind the last step's.
+  template <int R, int P> Slot add(const Held& own, int64_t tile, Feed& feed) const {
     constexpr int kColumnPieces = kPiecesOf<Word>;
-    float* const total = totals(own.panels, own.place.panel) + own.tile * kTileNumbers;
-    for (int64_t i = 0; i < own.count; ++i) {
-      const int64_t step = own.place.step + i;
-      if (step % kChunkSteps == 0) clear_sums<R, P>();
-      const TiledRows rows{tile_of_rows(own.tile, step - own.steps.first),
-                           kMostSteps * kPiecesNumbers};
-      const SplitColumns columns = held(own.done + i);
-      const Place next = later(own.place, i + kLead, own.steps);
-      if (own.tile > 0 || next.panel >= own.panels.end) {
+    float* const total = own.total + tile * kTileNumbers;
+    TiledRows rows{tile_of_rows(tile, own.index), kMostSteps * kPiecesNumbers};
+    Slot slot = own.slot;
+    int64_t in_chunk = own.step % kChunkSteps;
+    for (int64_t i = 0; i < own.count; ++i, rows.first += kPiecesNumbers) {
+      if (in_chunk == 0) clear_sums<R, P>();
+      const SplitColumns columns = held(slot);
+      if (tile > 0 || feed.next.is_over()) {
         add_only<R, P, kColumnPieces>(rows, columns);
       } else {
-        const Place far = later(next, kAhead, own.steps);
-        const Pair<Word> from = words(next, own.panels);
-        const Next<Word> work{from,
-                              far.panel < own.panels.end ? words(far, own.panels) : from,
-                              held(own.done + i + kLead), inputs_from(next.step)};
-        if (work.num_inputs >= kDepth) {
-          add_and_split<R, P>(rows, columns, work);
+        const Next<Word> next{feed.next.words(), feed.ahead.words(), held(feed.to),
+                              feed.next.num_inputs()};
+        if (next.num_inputs >= kDepth) {
+          add_and_split<R, P>(rows, columns, next);
         } else {
           add_only<R, P, kColumnPieces>(rows, columns);
-          split_step(work);
+          split_step(next);
         }
+        feed.next.advance();
+        feed.ahead.advance();
+        feed.to = after(feed.to);
       }
-      if ((step + 1) % kChunkSteps == 0 || step + 1 == num_steps_) {
-        for (int64_t back = step % kChunkSteps; back >= 0; --back) {
-          add_large<R, P>({rows.first - back * kPiecesNumbers, rows.next},
-                          held(own.done + i - back), false);
-        }
+      const int64_t step = own.step + i;
+      if (++in_chunk == kChunkSteps || step + 1 == num_steps_) {
+        add_larges<R, P>(rows, slot, in_chunk);
         add_chunk<R, P>(step < kChunkSteps, total);
+        in_chunk = 0;
       }
+      slot = after(slot);
+    }
+    return slot;
+  }
+
+  // Adds the large products of a chunk's steps, the last of which has these rows and this slot.
+  template <int R, int P> void add_larges(TiledRows rows, Slot last, int64_t count) const {
+    rows.first -= (count - 1) * kPiecesNumbers;
+    int64_t first = last.first - (count - 1);
+    if (first < 0) first += kRing;
+    for (Slot slot{first, 0}; count > 0; --count, rows.first += kPiecesNumbers) {
+      add_large<R, P>(rows, held(slot), false);
+      slot.first = slot.first + 1 == kRing ? 0 : slot.first + 1;
     }
   }
 
@@ -312,6 +358,7 @@ template <typename Word> class Block {
   const Product& product_;
   const Range rows_;
   const int64_t num_tiles_, tile_rows_, num_steps_;
+  const bool has_rows_;
   const int64_t held_steps_;  // that are multiplied one after the other
   const int64_t others_ring_;
   float* const sums_;
@@ -330,7 +377,8 @@ static void multiply_words(const Product& product, Range rows, Range panels,
   for (int64_t i = 0; i < num_blocks; ++i) {
     const Range own{rows.first + num_rows * i / num_blocks,
                     rows.first + num_rows * (i + 1) / num_blocks};
-    Block<Word>(product, own, scratch).run(panels);
+    const bool has_rows = product.is_of_same_rows && num_blocks == 1;
+    Block<Word>(product, own, has_rows, scratch).run(panels);
   }
 }
 

@@ -27,13 +27,14 @@ struct Pieces {
   WideInts of[kPieces];
 };
 
-// Exact, unless the last bits are below the smallest normal number: each piece takes eight bits of
-// 24. What stands behind the upper half of a piece is not part of it.
+// Exact, unless the last bits are below the smallest normal number: the first piece takes eight
+// bits of 24, the second, rounded, eight of the others. What stands behind the upper half of a
+// piece is not part of it.
 PREFOLD_INLINE Pieces split(Wide value) {
   constexpr int32_t kUpper = int32_t(0xffff0000u);
   const Wide rest = value - as_floats(as_ints(value) & kUpper);
-  const Wide last = rest - as_floats(as_ints(rest) & kUpper);
-  return {as_ints(value), as_ints(rest), as_ints(last)};
+  const WideInts second = as_ints(rest) + 0x8000;
+  return {as_ints(value), second, as_ints(rest - as_floats(second & kUpper))};
 }
 
 // A step's numbers as the unit takes them, in pairs along the summed axis: number i and number

@@ -86,9 +86,11 @@ class Worker {
     }
   }
 
-  void multiply(const Target& target, Range rows, Range panels) const {
+  // `is_next` if the product before was of the same rows too.
+  void multiply(const Target& target, Range rows, Range panels, bool is_next = false) const {
     const Projection& projection = target.projection;
-    multiply(projection.weights, projection.bias, target.rows, target.out, rows, panels);
+    multiply(projection.weights, projection.bias, target.rows, target.out, rows, panels,
+             is_next && additions_.pieces.empty());
     for (const AdaptedRows& piece : additions_.pieces) add_to(target, piece, rows, panels);
   }
 
@@ -116,17 +118,21 @@ class Worker {
     for_own_parts(num_panels, num_rows_, thread_, team_, work);
   }
 
-  // Several products, divided as if their panels were those of one.
+  // Several products of the same rows, divided as if their panels were those of one.
   void multiply_all(std::initializer_list<Target> targets) const {
     int64_t total = 0;
     for (const Target& target : targets) total += panels_of(target.projection.weights.outputs);
     for_parts(total, [&](Range rows, Range panels) {
       int64_t before = 0;
+      bool is_next = false;
       for (const Target& target : targets) {
         const int64_t count = panels_of(target.projection.weights.outputs);
         const Range mine{std::clamp<int64_t>(panels.first - before, 0, count),
                          std::clamp<int64_t>(panels.end - before, 0, count)};
-        if (mine.first < mine.end) multiply(target, rows, mine);
+        if (mine.first < mine.end) {
+          multiply(target, rows, mine, is_next);
+          is_next = true;
+        }
         before += count;
       }
     });
@@ -155,7 +161,7 @@ class Worker {
     const int64_t outputs = mlp.gate.weights.outputs;
     for_parts(panels_of(outputs), [&](Range part, Range panels) {
       multiply({mlp.gate, kGateSite, rows, gate}, part, panels);
-      multiply({mlp.up, kUpSite, rows, up}, part, panels);
+      multiply({mlp.up, kUpSite, rows, up}, part, panels, true);
       const Range columns = columns_of(panels, outputs);
       const int64_t count = columns.end - columns.first;
       for (int64_t row = part.first; row < part.end; ++row) {
@@ -209,9 +215,9 @@ class Worker {
 
  private:
   void multiply(const Weights& weights, const float* bias, const float* rows, float* out,
-                Range part, Range panels) const {
+                Range part, Range panels, bool is_of_same_rows = false) const {
     if (part.first >= part.end) return;
-    const Product product{weights, rows, bias, out, Element::float32};
+    const Product product{weights, rows, bias, out, Element::float32, is_of_same_rows};
     kernels_.linear.multiply(product, part, panels, scratch_);
   }
 

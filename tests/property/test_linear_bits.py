@@ -84,7 +84,7 @@ def pieces(numbers: torch.Tensor) -> list[npt.NDArray[np.float32]]:
     whole = numbers.float().numpy()
     first = (whole.view(np.uint32) & upper).view(np.float32)
     rest = whole - first
-    second = (rest.view(np.uint32) & upper).view(np.float32)
+    second = ((rest.view(np.uint32) + np.uint32(0x8000)) & upper).view(np.float32)
     return [first, second, rest - second]
 
 

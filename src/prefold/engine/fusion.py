@@ -12,6 +12,7 @@ of them was replaced, as by an adapter, or has got hooks::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from types import MethodType
 
 from torch import nn
@@ -39,28 +40,34 @@ class Intactness:
         names: Of its parts, with dots.
     """
 
-    __slots__ = ("_forwards", "_hooks", "_places")
+    __slots__ = ("_forwards", "_holders", "_hooks", "_names", "_parts", "_variables")
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
-        parts = [(name.rpartition("."), module.get_submodule(name)) for name in names]
-        self._places = tuple(
-            (module.get_submodule(parent)._modules, name, part)  # noqa: SLF001 -- looked at in every call
-            for (parent, _, name), part in parts
-        )
-        self._forwards = tuple((vars(part), vars(part).get("forward")) for _, part in parts)
+        self._parts = [module.get_submodule(name) for name in names]
+        places = [name.rpartition(".") for name in names]
+        self._holders = [
+            module.get_submodule(parent)._modules  # noqa: SLF001 -- looked at in every call
+            for parent, _, _ in places
+        ]
+        self._names = [name for _, _, name in places]
+        self._variables = [vars(part) for part in self._parts]
+        self._forwards = [own.get("forward") for own in self._variables]
         self._hooks: tuple[Mapping[int, object], ...] = tuple(
-            vars(part)[hooks] for _, part in parts for hooks in _HOOKS
+            own[hooks] for own in self._variables for hooks in _HOOKS
         )
         self._hooks += _GLOBAL_HOOKS
 
     def holds(self) -> bool:
-        """Tell whether nothing has changed; takes two microseconds for ten parts."""
-        if any(self._hooks):
-            return False
-        for holder, name, part in self._places:
-            if holder.get(name) is not part:
-                return False
-        return all(own.get("forward") is forward for own, forward in self._forwards)
+        """Tell whether nothing has changed; takes a tenth of a microsecond for a part.
+
+        In loops of the interpreter's own: a model has hundreds of parts, and is looked at
+        in every step.
+        """
+        return (
+            not any(self._hooks)
+            and list(map(dict.get, self._holders, self._names)) == self._parts
+            and list(map(dict.get, self._variables, repeat("forward"))) == self._forwards
+        )
 
 
 def find_obstacles(module: nn.Module, wanted: Mapping[str, type]) -> Iterator[str]:
