@@ -108,6 +108,7 @@ class Call {
   void follow(const Chain& chain, int index, Claims& claims, Scratch& scratch) const {
     const bool is_single = chain.end_unit - chain.first_unit == 1;
     int64_t merged = 0;
+    int last_before = -1;
     const PartUnit* last = nullptr;
     for (int at = claims.take_first(index); at != Claims::kNothing;) {
       const int next = claims.take_first(index);
@@ -119,7 +120,9 @@ class Call {
         continue;
       }
       for_batches(unit, [&](const Row* rows, int num_rows, int before) {
-        attend(unit, rows, num_rows, scratch);
+        // A chain's rows are the same in all units.
+        attend(unit, rows, num_rows, before == last_before, scratch);
+        last_before = before;
         add_parts(scratch.parts, num_rows * num_heads(unit), unit.partition == 0,
                   scratch.state + before * part_numbers_);
       });
@@ -139,7 +142,7 @@ class Call {
 
   void store_unit(const PartUnit& unit, Scratch& scratch) const {
     for_batches(unit, [&](const Row* rows, int num_rows, int) {
-      attend(unit, rows, num_rows, scratch);
+      attend(unit, rows, num_rows, false, scratch);
       store_parts(scratch.parts, rows, num_rows, unit.heads, unit.partition);
     });
   }
@@ -219,6 +222,7 @@ class Call {
     const Member& member = members_[rows[0].member];
     const Range all{partitions_of(rows[0].position).first,
                     partitions_of(rows[num_rows - 1].position).end};
+    int last_first = -1;
     for (int64_t partition = all.first; partition < all.end; ++partition) {
       const int64_t start = partition * kPartition;
       const Segment segment{rows[0].member, rows[0].member + 1, 0,
@@ -231,6 +235,8 @@ class Call {
       }
       for (int first = 0; first < num_rows; first += kernel_.batch_rows) {
         const int count = std::min(num_rows - first, kernel_.batch_rows);
+        scratch.has_queries = first == last_first;
+        last_first = first;
         kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options,
                        rows + first, count, heads, &segment, 1, partition, scratch);
         for (int r = first; r < first + count; ++r) {
@@ -248,7 +254,9 @@ class Call {
   }
 
   // Fills scratch.parts.
-  void attend(const PartUnit& unit, const Row* rows, int num_rows, Scratch& scratch) const {
+  void attend(const PartUnit& unit, const Row* rows, int num_rows, bool has_queries,
+              Scratch& scratch) const {
+    scratch.has_queries = has_queries;
     kernel_.attend(layer_, members_.data(), inputs_.query, inputs_.options, rows, num_rows,
                    unit.heads, schedule_.segments.data() + unit.first_segment,
                    unit.end_segment - unit.first_segment, unit.partition, scratch);

@@ -100,6 +100,9 @@ struct Scratch {
   float* state;    // [kMaxRows][part_numbers]
   float* tiles;    // [4 * kTile][kMaxSize]
   float* matrices; // [kMatrixNumbers]
+  // Whether the queries are those of the next call's rows: set by the caller, who made the last
+  // call for the same rows and heads.
+  bool has_queries;
   Ahead ahead;
 };
 

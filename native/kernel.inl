@@ -33,7 +33,7 @@ static void attend(const Layer& layer, const Member* members, const Heads& query
     const Span own = seen_by(rows[r], partition, options.window);
     seen.first = own.first < seen.first ? own.first : seen.first;
     seen.end = own.end > seen.end ? own.end : seen.end;
-    for (int head = 0; head < num_heads; ++head) {
+    for (int head = 0; head < num_heads && !scratch.has_queries; ++head) {
       products.take_query(head * num_rows + r,
                           query_of(layer, query, rows[r], heads.first + head), options.scale);
     }
