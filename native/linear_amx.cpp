@@ -215,12 +215,15 @@ template <typename Word> class Block {
 
   void split_rows(Range steps) const {
     const int64_t inputs = product_.weights.inputs;
-    for (int64_t row = rows_.first; row < rows_.end; ++row) {
-      const int64_t index = row - rows_.first;
-      const float* from = product_.rows + row * inputs;
-      uint16_t* to = tile_of_rows(index / tile_rows_, 0) + index % tile_rows_ * kDepth;
-      for (int64_t step = steps.first; step < steps.end; ++step, to += kPiecesNumbers) {
-        store_row(from + step * kDepth, inputs - step * kDepth, to);
+    for (int64_t step = steps.first; step < steps.end; ++step) {
+      for (int64_t tile = 0; tile < num_tiles_; ++tile) {
+        const int64_t first = rows_.first + tile * tile_rows_;
+        const int64_t left = rows_.end - first, count = left < tile_rows_ ? left : tile_rows_;
+        const float* from = product_.rows + first * inputs + step * kDepth;
+        uint16_t* to = tile_of_rows(tile, step - steps.first);
+        for (int64_t row = 0; row < count; ++row, from += inputs, to += kDepth) {
+          store_row(from, inputs - step * kDepth, to);
+        }
       }
     }
   }
@@ -347,7 +350,9 @@ template <typename Word> class Block {
       if (product_.bias != nullptr) sum = sum + load_wide(product_.bias + first);
       const int64_t to = row * outputs + first;
       if (product_.out_element == Element::float32) {
-        std::memcpy(static_cast<float*>(product_.out) + to, &sum, count * sizeof(float));
+        float* const wide = static_cast<float*>(product_.out) + to;
+        if (count == kPanelOutputs) store(wide, sum);
+        else std::memcpy(wide, &sum, count * sizeof(float));
       } else {
         uint16_t* narrow = static_cast<uint16_t*>(product_.out) + to;
         for (int64_t i = 0; i < count; ++i) narrow[i] = float_to_bfloat(sum[i]);
