@@ -28,10 +28,13 @@ class NativeSites:
         kernel: Its name.
     """
 
-    __slots__ = ("_made", "_of_stacks", "_pool", "store")
+    __slots__ = ("_made", "_of_stacks", "_pool", "keeps_numbers", "last_layer", "store")
 
     def __init__(self, store: KvStore, kernel: str) -> None:
         self.store = store
+        usable = UsableRows(store)
+        #: See ``UsableRows``.
+        self.last_layer, self.keeps_numbers = usable.last_layer, usable.keeps_numbers
         self._pool = _kernels.Pool(
             store.numbers, block_numbers=store.block_numbers, kernel=kernel
         )
@@ -46,14 +49,8 @@ class NativeSites:
         if call.sinks is not None:
             # They are the call's own, and may be other ones in the next call.
             return self._make(call)
-        key = (
-            call.layer,
-            call.query.shape[1],
-            call.key.shape[1],
-            call.scaling,
-            call.window,
-            call.softcap,
-        )
+        heads, kv_heads = call.query.shape[1], call.key.shape[1]
+        key = call.layer, heads, kv_heads, call.scaling, call.window, call.softcap
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = self._make(call)
@@ -97,12 +94,21 @@ class NativeAttention:
         """Plan a step over a store's pool; rows behind the slices' are padding."""
         self._sites = sites
         self._slices = slices
-        self._usable = UsableRows(sites.store)
+        self._usable: UsableRows | None = None
+        tables = [piece.block_ids for piece in slices]
+        lengths, starts, counts = np.array(
+            [
+                [len(table) for table in tables],
+                [piece.start for piece in slices],
+                [piece.num_tokens for piece in slices],
+            ],
+            np.int64,
+        )
         self._step = _kernels.Step(
-            np.concatenate([piece.block_ids for piece in slices]),
-            np.array([len(piece.block_ids) for piece in slices]),
-            np.array([piece.start for piece in slices]),
-            np.array([piece.num_tokens for piece in slices]),
+            np.concatenate(tables),
+            lengths,
+            starts,
+            counts,
             block_size=sites.store.layout.block_size,
         )
 
@@ -115,11 +121,10 @@ class NativeAttention:
         self._sites.of_call(call).attend(
             self._step, query, key, value, out, num_threads=torch.get_num_threads()
         )
-        usable = self._usable
-        if call.layer == usable.last_layer and not (
-            usable.keeps_numbers and _kernels.have_numbers(key, value)
+        if call.layer == self._sites.last_layer and not (
+            self._sites.keeps_numbers and _kernels.have_numbers(key, value)
         ):
-            usable.note(call.layer, key, value)
+            self._note(call.layer, key, value)
         return out if dtype is torch.float32 else out.to(dtype)
 
     def run_stack(self, run: StackRun) -> None:
@@ -140,8 +145,8 @@ class NativeAttention:
             adapted=run.adapted,
             num_threads=torch.get_num_threads(),
         )
-        if not (is_finite and self._usable.keeps_numbers):
-            self._usable.note(run.calls[-1].layer, rows.key_heads, rows.value_heads)
+        if not (is_finite and self._sites.keeps_numbers):
+            self._note(run.calls[-1].layer, rows.key_heads, rows.value_heads)
 
     def check_usable(self) -> None:
         """Refuse KV that is not numbers, when all layers have been written.
@@ -149,7 +154,12 @@ class NativeAttention:
         Raises:
             UnusableStepError: Naming the slices that it belongs to.
         """
-        self._usable.check(self._slices)
+        if self._usable is not None:
+            self._usable.check(self._slices)
+
+    def _note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._usable = UsableRows(self._sites.store)
+        self._usable.note(layer, key, value)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
