@@ -64,24 +64,61 @@ __attribute__((noinline)) static void split_step(const Source& from, const Split
   split_all<P>(from, to, std::make_integer_sequence<int, kDepth / 2>{});
 }
 
-template <int P, int kFirst, int... kPair>
-PREFOLD_INLINE void fetch_and_split(const Columns& next, const Source& later,
-                                    const SplitColumns& to,
-                                    std::integer_sequence<int, kPair...>) {
-  const auto fetch_part = [&](int part) __attribute__((always_inline)) {
-    for (int i = 2 * P * part; i < 2 * P * (part + 1); ++i) {
-      fetch(next.ahead.of[i % kWays] + i / kWays * kLine);
+// A step that is split pair by pair, while another one is brought into the first cache, and later
+// ones into the second. Whatever is stored meanwhile, its places stay in registers.
+template <int P> class Splitting {
+ public:
+  __attribute__((always_inline)) Splitting(const Columns& next, const Source& later,
+                                           const SplitColumns& to)
+      : upper_(next.from.upper),
+        lower_(next.from.lower),
+        stride_(next.from.stride),
+        other_(next.from.other),
+        near_upper_(later.upper),
+        near_lower_(later.lower),
+        near_stride_(later.stride),
+        near_other_(later.other),
+        ahead_{next.ahead.of[0], next.ahead.of[1], next.ahead.of[2], next.ahead.of[3]},
+        to_{to.one.first, to.one.others, to.other.first, to.other.others} {}
+
+  template <int... kPair>
+  __attribute__((always_inline)) void do_pairs(int first, std::integer_sequence<int, kPair...>) {
+    (do_pair(first + kPair), ...);
+  }
+
+ private:
+  __attribute__((always_inline)) void do_pair(int pair) {
+    for (int i = 2 * P * pair; i < 2 * P * (pair + 1); ++i) {
+      fetch(ahead_[i % kWays] + i / kWays * kLine);
     }
-  };
-  const auto fetch_near = [&](const float* row) __attribute__((always_inline)) {
+    fetch_near(near_upper_);
+    fetch_near(near_lower_);
+    split(0, 0, pair);
+    if constexpr (P > 1) split(other_, 2, pair);
+    upper_ += stride_;
+    lower_ += stride_;
+    near_upper_ += near_stride_;
+    near_lower_ += near_stride_;
+  }
+
+  __attribute__((always_inline)) void fetch_near(const float* row) const {
     __builtin_prefetch(row, 0, 3);
-    if constexpr (P > 1) __builtin_prefetch(row + later.other, 0, 3);
-  };
-  ((fetch_part(kFirst + kPair), fetch_near(later.upper + (kFirst + kPair) * later.stride),
-    fetch_near(later.lower + (kFirst + kPair) * later.stride),
-    split_rows<P, kFirst + kPair>(next.from, to)),
-   ...);
-}
+    if constexpr (P > 1) __builtin_prefetch(row + near_other_, 0, 3);
+  }
+
+  __attribute__((always_inline)) void split(int64_t other, int tile, int pair) const {
+    const Split<uint16_t> to{to_[tile], to_[tile + 1]};
+    store_pairs<kPieces>(load_wide(upper_ + other), load_wide(lower_ + other),
+                         [&](int i) { return to.piece(i) + pair * kDepth; });
+  }
+
+  const float *upper_, *lower_;
+  const int64_t stride_, other_;
+  const float *near_upper_, *near_lower_;
+  const int64_t near_stride_, near_other_;
+  const float* const ahead_[kWays];
+  uint16_t* const to_[4];
+};
 
 // In as many goes as there are multiplications that it can be done before.
 constexpr int kGoes = times_of(kPieces);
@@ -108,13 +145,20 @@ struct Softening {
 
  private:
   __attribute__((always_inline)) void do_rows(int from, int to) const {
-    for (int row = from; row < to; ++row) {
-      const float* own = scores + row * kScoreStride;
-      const float top = parts[row * stride];
+    const float* own = scores + from * kScoreStride;
+    const float* part = parts + from * stride;
+    float* total = totals + from * kTile;
+    uint16_t* pieces = weights + from * kDepth;
+    const int64_t next_part = stride;
+    for (int left = to - from; left > 0; --left) {
+      const float top = *part;
       const Wide one = weights_of(own, top), other = weights_of(own + kTile, top);
-      float* const total = totals + row * kTile;
       store(total, add(add(load_wide(total), one), other));
-      store_row_pairs<kWeightPiece>(one, other, weights + row * kDepth);
+      store_row_pairs<kWeightPiece>(one, other, pieces);
+      own += kScoreStride;
+      part += next_part;
+      total += kTile;
+      pieces += kDepth;
     }
   }
 };
@@ -128,12 +172,12 @@ __attribute__((noinline)) static void add_and_split(TiledRows rows, const SplitC
                                                     const SplitColumns& to,
                                                     const Beside& beside) {
   constexpr int kPairs = kDepth / 2;
+  Splitting<P> splitting(next, later.from, to);
   add_all<R, P, kRowPiece>(
       rows, columns, [&](auto go) __attribute__((always_inline)) {
         constexpr int kGo = decltype(go)::value;
         constexpr int kFirst = kPairs * kGo / kGoes, kEnd = kPairs * (kGo + 1) / kGoes;
-        fetch_and_split<P, kFirst>(next, later.from, to,
-                                   std::make_integer_sequence<int, kEnd - kFirst>{});
+        splitting.do_pairs(kFirst, std::make_integer_sequence<int, kEnd - kFirst>{});
         beside.template do_some<kGo>();
       });
 }
