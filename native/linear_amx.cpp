@@ -7,8 +7,7 @@
 // those of the unit.
 #define PREFOLD_AVX512
 #define PREFOLD_ISA prefold_linear_amx
-#include "pieces.inl"
-#include "words.inl"
+#include "cursor.inl"
 
 namespace PREFOLD_ISA {
 
@@ -23,7 +22,6 @@ static_assert(kMostSteps % kChunkSteps == 0, "a chunk is split at once");
 
 // Tiles of rows of a block, and panels whose sums are kept until the next rows are split.
 constexpr int64_t kMostTiles = 8, kMostPanels = 64;
-constexpr int64_t kGroupPanels = 2;
 
 // Steps that are split ahead, while earlier ones are multiplied. All rows of more than two tiles
 // are multiplied with a chunk before the next one is split.
@@ -55,11 +53,6 @@ PREFOLD_INLINE void split_pair(const Word* from, int64_t num_inputs, int64_t pai
   store_pairs<kPiecesOf<Word>>(input(pair), input(kDepth / 2 + pair),
                                [&](int i) { return to.piece(i) + pair * kDepth; });
 }
-
-// Of two panels.
-template <typename Word> struct Pair {
-  const Word *one, *other;
-};
 
 // A step of two panels that is split, and one that is fetched meanwhile.
 template <typename Word> struct Next {
@@ -148,49 +141,6 @@ template <typename Word> class Block {
   }
 
  private:
-  // Goes through the steps of a group of panels, and then through those of the next one.
-  class Cursor {
-   public:
-    Cursor(const Weights& weights, Range panels, Range steps)
-        : weights_(weights), panels_(panels), steps_(steps), panel_(panels.first),
-          step_(steps.first) {
-      look();
-    }
-
-    bool is_over() const { return panel_ >= panels_.end; }
-    int64_t num_inputs() const { return weights_.inputs - step_ * kDepth; }
-    // Behind the last step those of the last one.
-    const Pair<Word>& words() const { return words_; }
-
-    void advance() {
-      if (is_over()) return;
-      if (++step_ < steps_.end) {
-        words_.one += kStepWords;
-        words_.other += kStepWords;
-        return;
-      }
-      step_ = steps_.first;
-      panel_ += kGroupPanels;
-      if (!is_over()) look();
-    }
-
-   private:
-    static constexpr int64_t kStepWords = kDepth * Words<Word>::count;
-
-    // Instead of a panel that there is not, another one.
-    void look() {
-      const int64_t panel_words = weights_.inputs * Words<Word>::count;
-      words_.one = static_cast<const Word*>(weights_.panels) + panel_ * panel_words +
-                   step_ * kStepWords;
-      words_.other = panel_ + 1 == panels_.end ? words_.one : words_.one + panel_words;
-    }
-
-    const Weights& weights_;
-    const Range panels_, steps_;
-    int64_t panel_, step_;
-    Pair<Word> words_;
-  };
-
   // Where a step's pieces are. First pieces stay until their chunk is complete; the others of two
   // tiles of rows, which are used once, soon give way to later ones.
   struct Slot {
@@ -230,7 +180,7 @@ template <typename Word> class Block {
 
   // Some steps for group after group of panels.
   void add_steps(Range panels, Range steps) const {
-    Cursor next(product_.weights, panels, steps), ahead = next;
+    Cursor<Word> next(product_.weights, panels, steps), ahead = next;
     Slot split{0, 0};
     for (int64_t i = 0; i < kLead; ++i, next.advance(), split = after(split)) {
       split_step<Word>({next.words(), {}, held(split), next.num_inputs()});
@@ -258,7 +208,7 @@ template <typename Word> class Block {
 
   // What is split and fetched next, and where it is split to.
   struct Feed {
-    Cursor next, ahead;
+    Cursor<Word> next, ahead;
     Slot to;
   };
 
