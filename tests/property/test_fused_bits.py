@@ -109,7 +109,6 @@ def test_a_fused_layer_gives_the_bits_of_its_parts(
             mlp_bias=data.draw(st.booleans(), "MLP bias"),
             hidden_act=data.draw(st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"])),
         )
-    fused = fused_of(layer)
     rows = make_rows(
         data.draw(st.integers(1, 80), "rows"),
         width,
@@ -118,11 +117,42 @@ def test_a_fused_layer_gives_the_bits_of_its_parts(
         data.draw(st.integers(0, 2**31), "seed"),
     )
     torch.set_num_threads(data.draw(st.integers(1, 4), "threads"))
+    assert torch.equal(*run_and_wanted(layer, rows))
+
+
+@pytest.mark.parametrize("kernel", _kernels.kernel_names())
+@pytest.mark.parametrize("width", [760, 776, 1600])
+@torch.inference_mode()
+def test_products_of_wide_rows_have_the_bits_of_each_by_itself(
+    kernel: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a kernel keeps of rows from one product to the next may not hold so many inputs.
+    monkeypatch.setenv("PREFOLD_KERNEL", kernel)
+    for count in (1, 20, 100, 140):
+        layer = make_layer(
+            hidden_size=width,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=40,
+        )
+        rows = make_rows(count, width, 40, torch.float32)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found, wanted = run_and_wanted(layer, rows)
+            assert torch.equal(found, wanted), (count, threads)
+
+
+def run_and_wanted(
+    layer: nn.Module, rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a fused layer gives, and what its parts give one by one."""
+    fused, mlp = fused_of(layer), vars(layer.get_submodule("mlp"))
     found = fused.run(*rows, QueryBack())
-    vars(layer.get_submodule("mlp")).pop("forward")
+    fused_mlp = mlp.pop("forward")
     states, cosine, sine = rows
     wanted = fused.plain(
         states, position_embeddings=(cosine, sine), attention_site=QueryBack()
     )
+    mlp["forward"] = fused_mlp
     assert isinstance(wanted, torch.Tensor)
-    assert torch.equal(found, wanted)
+    return found, wanted
