@@ -262,7 +262,7 @@ template <typename Word> class Block {
     int64_t first = last.first - (count - 1);
     if (first < 0) first += kRing;
     for (Slot slot{first, 0}; count > 0; --count, rows.first += kPiecesNumbers) {
-      add_large<R, P>(rows, held(slot), false);
+      add_large<R, P>(rows, held(slot));
       slot.first = slot.first + 1 == kRing ? 0 : slot.first + 1;
     }
   }

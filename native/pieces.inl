@@ -67,13 +67,12 @@ PREFOLD_INLINE void store_pairs(Wide one, Wide other, Place place) {
 }
 
 // The same of a row, whose pieces are kRowPiece numbers apart.
-template <int64_t kRowPiece = kPieceNumbers>
+template <int64_t kRowPiece>
 PREFOLD_INLINE void store_row_pairs(Wide one, Wide other, uint16_t* to) {
   store_pairs<kPieces>(one, other, [&](int i) { return to + i * kRowPiece; });
 }
 
 // Stores numbers of a row that has `count` of them; behind the last one there are zeros.
-template <int64_t kRowPiece = kPieceNumbers>
 PREFOLD_INLINE void store_row(const float* from, int64_t count, uint16_t* to) {
   float numbers[kDepth];
   if (count < kDepth) {
@@ -81,7 +80,7 @@ PREFOLD_INLINE void store_row(const float* from, int64_t count, uint16_t* to) {
     std::memcpy(numbers, from, count * sizeof(float));
     from = numbers;
   }
-  store_row_pairs<kRowPiece>(load_wide(from), load_wide(from + kWide), to);
+  store_row_pairs<kPieceNumbers>(load_wide(from), load_wide(from + kWide), to);
 }
 
 // The intrinsics below say nothing of the memory that they read and write: what has been stored
@@ -227,14 +226,12 @@ template <int R, int P, int64_t kRowPiece> struct Tiles {
 constexpr int times_of(int column_pieces) { return column_pieces == kPieces ? 5 : 2; }
 
 // Adds products of kDepth numbers to the sums, but for those of the first pieces, beside which
-// they are small; calls between(i) before each multiplication. Leaves the columns' first pieces
-// in their tiles.
-template <int R, int P, int kColumnPieces, int64_t kRowPiece = kPieceNumbers,
-          typename Between>
+// they are small; calls between(i) before each multiplication.
+template <int R, int P, int kColumnPieces, typename Between>
 PREFOLD_INLINE void add_small(TiledRows rows, const SplitColumns& columns,
                               Between between) {
   settle_memory();
-  const Tiles<R, P, kRowPiece> tiles{rows, columns};
+  const Tiles<R, P, kPieceNumbers> tiles{rows, columns};
   if constexpr (kColumnPieces == kPieces) {
     tiles.load_rows(0);
     tiles.load_columns(2);
@@ -265,12 +262,11 @@ PREFOLD_INLINE void add_small(TiledRows rows, const SplitColumns& columns,
 }
 
 // Adds the products of the first pieces.
-template <int R, int P, int64_t kRowPiece = kPieceNumbers>
-PREFOLD_INLINE void add_large(TiledRows rows, const SplitColumns& columns,
-                              bool has_columns) {
+template <int R, int P>
+PREFOLD_INLINE void add_large(TiledRows rows, const SplitColumns& columns) {
   settle_memory();
-  const Tiles<R, P, kRowPiece> tiles{rows, columns};
-  if (!has_columns) tiles.load_columns(0);
+  const Tiles<R, P, kPieceNumbers> tiles{rows, columns};
+  tiles.load_columns(0);
   tiles.load_rows(0);
   tiles.multiply();
 }
